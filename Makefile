@@ -1,0 +1,39 @@
+# make setup   builds .venv: the pinned development environment and Litz itself
+# make demo    compiles a few models and prints a table against eager and inductor
+# make test    lint and all tests
+# make bench   the full table, also written to benchmarks/results.json
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.litz-ready
+
+.PHONY: setup demo test bench lint format
+
+setup: $(READY)
+
+# torch goes first and alone, so that no other requirement has a say in which build of it is chosen.
+# Litz is installed without build isolation, with the pinned setuptools: nothing unpinned is fetched.
+$(READY): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "The development environment needs Python 3.11 to 3.13; set PYTHON=... to choose one.")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	touch $(READY)
+
+demo: setup
+	$(BIN)/python -m benchmarks.demo
+
+bench: setup
+	$(BIN)/python -m benchmarks.bench
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest tests -n 2 -q
+
+format: setup
+	$(BIN)/ruff format .

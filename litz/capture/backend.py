@@ -1,0 +1,122 @@
+"""The backend Dynamo calls: `litz(graph_module, example_inputs)` gives back a callable.
+
+Here is decided what Litz compiles, what it leaves to eager and says so, and for which sizes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.context import Context, set_last_report
+from litz.errors import CaptureError
+from litz.options import Options
+from litz.pipeline import compile_function
+from litz.runtime.cpu import Executable
+from litz.target import detect
+
+
+def litz(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Callable[..., Any]:
+    chosen = Options.from_environment(options)
+    if chosen.inner_compile is not None:
+        return chosen.inner_compile(graph_module, example_inputs)
+    reason = _left_to_eager(graph_module, example_inputs)
+    if reason is not None:
+        _warn_once(reason)
+        set_last_report(_context(chosen, f"left to eager: {reason}").report())
+        return graph_module.forward
+    if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in example_inputs):
+        return PerSize(graph_module, chosen)
+    return _compile(graph_module, example_inputs, _eager_strides(graph_module), chosen)
+
+
+def _context(options: Options, note: str | None = None) -> Context:
+    ctx = Context(options, detect(options.threads))
+    if note is not None:
+        ctx.note(note)
+    return ctx
+
+
+def _compile(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, options: Options
+) -> Callable[..., Any]:
+    ctx = _context(options)
+    try:
+        executable = compile_function(graph_module.forward, inputs, strides, ctx)
+    except CaptureError as error:
+        # What cannot be traced still runs, as the user wrote it.
+        ctx.note(f"left to eager: {error}")
+        _warn_once(f"a graph could not be traced and runs in eager: {error}")
+        set_last_report(ctx.report())
+        return graph_module.forward
+    calls: dict[str, int] = {}
+    for call in executable.program.calls:
+        calls[call.target] = calls.get(call.target, 0) + 1
+    rendering = executable.rendering
+    set_last_report(
+        ctx.report(
+            kernels=rendering.launches, kernels_built=rendering.kernels, calls=calls, arena_bytes=executable.layout.size
+        )
+    )
+    return executable
+
+
+class PerSize:
+    """A graph with sizes that vary: compiled anew for each combination of sizes it meets."""
+
+    def __init__(self, graph_module: fx.GraphModule, options: Options):
+        self.graph_module, self.options = graph_module, options
+        self.compiled: dict[tuple, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args)
+        found = self.compiled.get(key)
+        if found is None:
+            found = _compile(self.graph_module, args, None, self.options)
+            self.compiled[key] = found
+        return found(*args)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
+
+
+def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None] | None:
+    """The strides Dynamo saw each output have, which are eager's."""
+    (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
+    found: list[tuple[int, ...] | None] = []
+    values = output.args[0]
+    for value in values if isinstance(values, (tuple, list)) else (values,):
+        example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+        found.append(tuple(int(s) for s in example.stride()) if isinstance(example, torch.Tensor) else None)
+    return found
+
+
+def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
+    """Why this graph is not compiled, or None."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "gradients are needed: training is not compiled yet (wrap inference in torch.no_grad())"
+    for t in tensors:
+        if t.device.type != "cpu":
+            return f"an input is on {t.device}: only CPU tensors are compiled"
+        if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
+            return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
+    return None
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"litz: {reason}", stacklevel=3)
+
+
+__all__ = ["Executable", "PerSize", "litz"]

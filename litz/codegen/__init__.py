@@ -1,0 +1,1 @@
+"""Code generation: kernels in, text of a machine's language out."""

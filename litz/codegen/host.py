@@ -1,0 +1,79 @@
+"""The host program: native functions that call kernels in order, with no Python in between.
+
+In: the steps, their rendered kernels and the slot of each buffer (a table of pointers that the caller
+fills). Out: functions `runN(slots, workspace, error)` in the module, one for each stretch of steps
+between operators that only Python can call.
+"""
+
+from __future__ import annotations
+
+from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.writer import Module, Writer
+
+# Fewer scalar operations than this are done sooner than a second thread wakes.
+_PARALLEL_WORK = 1 << 16
+
+
+def declare_runtime(module: Module) -> None:
+    module.declare("declare void @GOMP_parallel(ptr, ptr, i32, i32)")
+    module.declare("declare i32 @omp_get_thread_num()")
+    module.declare("declare i32 @omp_get_num_threads()")
+
+
+def threads_for(kernel: Rendered, threads: int) -> int:
+    if kernel.work < _PARALLEL_WORK:
+        return 1
+    return min(threads, kernel.units)
+
+
+def write_team_body(module: Module, kernel: Rendered) -> None:
+    """`NAME.team(data)`: what each thread of a team runs, on its share of the units."""
+    w = Writer(module)
+    pointers = []
+    for position in range(len(kernel.buffers) + 2):
+        address = w.let(f"getelementptr ptr, ptr %data, i64 {position}", "p")
+        pointers.append(w.let(f"load ptr, ptr {address}"))
+    me = w.let(f"sext i32 {w.let('call i32 @omp_get_thread_num()')} to i64")
+    team = w.let(f"sext i32 {w.let('call i32 @omp_get_num_threads()')} to i64")
+    begin = w.let(f"sdiv i64 {w.mul(me, str(kernel.units))}, {team}")
+    end = w.let(f"sdiv i64 {w.mul(w.add(me, '1'), str(kernel.units))}, {team}")
+    *buffers, workspace, error = pointers
+    mine = w.let(f"getelementptr i8, ptr {workspace}, i64 {w.mul(me, str(kernel.workspace))}", "p")
+    w.emit(_call(kernel, buffers, mine, error, begin, end))
+    w.emit("ret void")
+    w.define(f"{kernel.name}.team", "ptr %data")
+
+
+def _call(kernel: Rendered, buffers: list[str], workspace: str, error: str, begin: str, end: str) -> str:
+    arguments = [f"ptr {b}" for b in buffers]
+    if kernel.workspace:
+        arguments.append(f"ptr {workspace}")
+    return f"call void @{kernel.name}({', '.join([*arguments, f'ptr {error}', f'i64 {begin}', f'i64 {end}'])})"
+
+
+class HostWriter:
+    """One host function."""
+
+    def __init__(self, module: Module, name: str, slots: dict[str, int], threads: int):
+        self.w, self.name, self.slots, self.threads = Writer(module), name, slots, threads
+
+    def pointer(self, buffer: str) -> str:
+        address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
+        return self.w.let(f"load ptr, ptr {address}")
+
+    def launch(self, kernel: Rendered, buffers: tuple[str, ...]) -> None:
+        """`buffers` stand for the kernel's own, in the same order."""
+        pointers = [self.pointer(b) for b in buffers]
+        team = threads_for(kernel, self.threads)
+        if team == 1:
+            self.w.emit(_call(kernel, pointers, "%workspace", "%error", "0", str(kernel.units)))
+            return
+        data = self.w.slot(f"[{len(pointers) + 2} x ptr]", 8)
+        for position, pointer in enumerate([*pointers, "%workspace", "%error"]):
+            address = self.w.let(f"getelementptr ptr, ptr {data}, i64 {position}", "p")
+            self.w.emit(f"store ptr {pointer}, ptr {address}")
+        self.w.emit(f"call void @GOMP_parallel(ptr @{kernel.name}.team, ptr {data}, i32 {team}, i32 0)")
+
+    def finish(self) -> None:
+        self.w.emit("ret void")
+        self.w.define(self.name, "ptr %slots, ptr %workspace, ptr %error")

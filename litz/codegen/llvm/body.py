@@ -1,0 +1,302 @@
+"""Emitting the operators of a kernel's body at one point of its loops.
+
+A `Frame` is where the generator stands: which axis holds what, which values are known, and which lanes
+are live. It turns index expressions into addresses and operators into instructions, scalar where a
+value is the same in every lane, vectors (several side by side, if asked) where it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from litz.codegen.llvm import math
+from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Value
+from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Store, operands
+from litz.loop.scalar import SCALARS
+
+
+def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozenset[Axis]]:
+    """The axes each value varies over; a reduction takes the reduced ones away."""
+    from litz.loop.ir import Reduce
+
+    away = frozenset(reduced)
+    found: dict[str, frozenset[Axis]] = {}
+    for op in body:
+        if isinstance(op, Store):
+            continue
+        axes: frozenset[Axis] = frozenset()
+        if isinstance(op, Load):
+            axes = frozenset(op.index.axes())
+        elif isinstance(op, Index):
+            axes = frozenset(op.expr.axes())
+        for name in operands(op):
+            axes |= found[name]
+        found[op.name] = axes - away if isinstance(op, Reduce) else axes
+    return found
+
+
+@dataclass
+class Frame:
+    writer: Writer
+    buffers: dict[str, Buffer]
+    pointers: dict[str, str]  # buffer -> LLVM pointer
+    lanes: int
+    vector: Axis | None  # the axis that runs across lanes
+    varies: dict[str, frozenset[Axis]]
+    axes: dict[Axis, str] = field(default_factory=dict)  # value of each bound axis, copy 0, lane 0
+    copies: int = 1  # vectors side by side along the vector axis
+    mask: str | None = None  # lanes that are live; None is all
+    values: dict[str, list[Operand]] = field(default_factory=dict)
+    error: str = "%error"
+
+    # -- values -------------------------------------------------------------------------------------
+    def wide(self, name: str) -> bool:
+        return self.vector is not None and self.vector in self.varies[name]
+
+    def get(self, name: str, copy: int) -> Operand:
+        found = self.values[name]
+        return found[copy] if len(found) > 1 else found[0]
+
+    def emit(self, op: Op) -> None:
+        if isinstance(op, Store):
+            wide = self.vector is not None and (
+                self.vector in op.index.axes() or any(self.wide(n) for n in operands(op))
+            )
+            for copy in range(self.copies if wide else 1):
+                self._store(op, copy, wide)
+            return
+        wide = self.wide(op.name)
+        self.values[op.name] = [self._value(op, copy, wide) for copy in range(self.copies if wide else 1)]
+
+    def _value(self, op: Op, copy: int, wide: bool) -> Operand:
+        lanes = self.lanes if wide else 1
+        if isinstance(op, Const):
+            return Operand(literal(op.value, op.dtype), op.dtype, 1)
+        if isinstance(op, Load):
+            return self._load(op, copy, wide)
+        if isinstance(op, Index):
+            index = self.index(op.expr, copy, lanes)
+            return math.inline(self.writer, "cast", [index], op.dtype) if op.dtype != "i64" else index
+        if isinstance(op, Apply):
+            return self.apply(op, [self.get(a, copy) for a in op.args], lanes)
+        assert isinstance(op, Check)
+        return self._check(op, copy, lanes)
+
+    def apply(self, op: Apply, args: list[Operand], lanes: int) -> Operand:
+        row = SCALARS[op.op]
+        args = [self.writer.splat(a, lanes) for a in args]
+        kind = DTYPES[args[-1].dtype].kind
+        spelling = row.llvm[kind]
+        if spelling.startswith("inline "):
+            return math.inline(self.writer, spelling[7:], args, op.dtype)
+        if spelling.startswith("sleef "):
+            _, name, accuracy = spelling.split()
+            return math.sleef(self.writer, name, accuracy, args)
+        t = args[-1].type
+        if spelling.startswith("@"):
+            name = spelling[1:]
+            return Operand(self.writer.intrinsic(name, t, *(a.text for a in args)), op.dtype, lanes)
+        names = dict(zip("abc", (a.text for a in args), strict=False))
+        return Operand(self.writer.let(spelling.format(t=t, **names)), op.dtype, lanes)
+
+    # -- indices ------------------------------------------------------------------------------------
+    def index(self, e: Expr, copy: int, lanes: int) -> Operand:
+        """The expression as an i64 scalar or vector."""
+        if lanes == 1:
+            return Operand(self._scalar_index(e, copy), "i64", 1)
+        assert self.vector is not None
+        step = e.coefficient(self.vector)
+        if step is not None and step.is_int and not any(self.wide(v.name) for v in e.values()):
+            base = self.writer.splat(Operand(self._scalar_index(e, copy), "i64", 1), lanes)
+            ramp = ", ".join(f"i64 {k * step.int}" for k in range(lanes))
+            return Operand(self.writer.let(f"add <{lanes} x i64> {base.text}, <{ramp}>"), "i64", lanes)
+        return self._vector_index(e, copy, lanes)
+
+    def _scalar_index(self, e: Expr, copy: int) -> str:
+        w = self.writer
+        total = "0"
+        for monomial, coefficient in e.terms:
+            product = str(coefficient)
+            for atom in monomial:
+                product = w.mul(product, self._atom(atom, copy))
+            total = w.add(total, product)
+        return total
+
+    def _atom(self, atom: Atom, copy: int) -> str:
+        if isinstance(atom, Axis):
+            base = self.axes[atom]
+            if atom is self.vector or atom == self.vector:
+                return self.writer.add(base, str(copy * self.lanes))
+            return base
+        if isinstance(atom, Value):
+            return self.get(atom.name, copy).text
+        assert isinstance(atom, (FloorDiv, Mod)), f"{atom} is not known at compile time"
+        op = "sdiv" if isinstance(atom, FloorDiv) else "srem"
+        low = atom.num.bounds()[0]
+        assert low is not None and low >= 0, f"division of a possibly negative index {atom}"
+        return self.writer.let(f"{op} i64 {self._scalar_index(atom.num, copy)}, {self._scalar_index(atom.den, copy)}")
+
+    def _vector_index(self, e: Expr, copy: int, lanes: int) -> Operand:
+        w = self.writer
+        total: str | None = None
+        t = f"<{lanes} x i64>"
+        for monomial, coefficient in e.terms:
+            product = f"splat (i64 {coefficient})"
+            for atom in monomial:
+                product = w.let(f"mul {t} {product}, {self._vector_atom(atom, copy, lanes)}")
+            total = product if total is None else w.let(f"add {t} {total}, {product}")
+        return Operand(total or "zeroinitializer", "i64", lanes)
+
+    def _vector_atom(self, atom: Atom, copy: int, lanes: int) -> str:
+        w = self.writer
+        if isinstance(atom, Axis) and atom == self.vector:
+            base = w.splat(Operand(self._atom(atom, copy), "i64", 1), lanes)
+            ramp = ", ".join(f"i64 {k}" for k in range(lanes))
+            return w.let(f"add <{lanes} x i64> {base.text}, <{ramp}>")
+        if isinstance(atom, Value):
+            return w.splat(self.get(atom.name, copy), lanes).text
+        if isinstance(atom, (FloorDiv, Mod)):
+            # 32-bit lanes divide faster; indices of that size are the rule.
+            op = "udiv" if isinstance(atom, FloorDiv) else "urem"
+            num = self._vector_index(atom.num, copy, lanes).text
+            den = self._vector_index(atom.den, copy, lanes).text
+            high = atom.num.bounds()[1]
+            if high is None or high >= 1 << 31:
+                return w.let(f"{op} <{lanes} x i64> {num}, {den}")
+            narrow = [w.let(f"trunc <{lanes} x i64> {x} to <{lanes} x i32>") for x in (num, den)]
+            return w.let(f"zext <{lanes} x i32> {w.let(f'{op} <{lanes} x i32> {narrow[0]}, {narrow[1]}')} to <{lanes} x i64>")
+        return w.splat(Operand(self._atom(atom, copy), "i64", 1), lanes).text
+
+    # -- memory -------------------------------------------------------------------------------------
+    def _memory_type(self, dtype: str) -> str:
+        return "i8" if dtype == "b1" else llvm_type(dtype)
+
+    def contiguous(self, index: Expr) -> bool:
+        """Whether lane k is k elements after lane 0."""
+        assert self.vector is not None
+        step = index.coefficient(self.vector)
+        return step is not None and step.is_int and step.int == 1 and not any(self.wide(v.name) for v in index.values())
+
+    def _live(self, mask: Operand | None, lanes: int) -> str | None:
+        if mask is None:
+            return self.mask
+        own = self.writer.splat(mask, lanes).text
+        return own if self.mask is None else self.writer.let(f"and <{lanes} x i1> {own}, {self.mask}")
+
+    def _load(self, op: Load, copy: int, wide: bool) -> Operand:
+        w = self.writer
+        element = self._memory_type(op.dtype)
+        size = DTYPES[op.dtype].bytes
+        pointer = self.pointers[op.buffer]
+        mask = None if op.mask is None else self.get(op.mask, copy)
+        if not wide:
+            return self._scalar_load(op, pointer, element, size, mask, copy)
+        assert self.vector is not None
+        lanes, t = self.lanes, f"<{self.lanes} x {element}>"
+        if self.vector not in op.index.axes() and not any(self.wide(v.name) for v in op.index.values()):
+            # The same element for all lanes, wide only through its mask.
+            live = self._live(mask, lanes)
+            anyone = w.intrinsic("llvm.vector.reduce.or", f"<{lanes} x i1>", live or "splat (i1 true)", result="i1")
+            one = self._scalar_load(op, pointer, element, size, Operand(anyone, "b1", 1), copy)
+            value = w.splat(one, lanes)
+            return Operand(w.let(f"select <{lanes} x i1> {live}, {value.type} {value.text}, {value.type} zeroinitializer"), op.dtype, lanes)
+        live = self._live(mask, lanes)
+        if self.contiguous(op.index):
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
+            if live is None:
+                text = w.let(f"load {t}, ptr {address}, align {size}")
+            else:
+                name = f"@llvm.masked.load.v{lanes}{_suffix(element)}.p0"
+                w.module.declare(f"declare {t} {name}(ptr, i32, <{lanes} x i1>, {t})")
+                text = w.let(f"call {t} {name}(ptr {address}, i32 {size}, <{lanes} x i1> {live}, {t} zeroinitializer)")
+        else:
+            addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
+            name = f"@llvm.masked.gather.v{lanes}{_suffix(element)}.v{lanes}p0"
+            w.module.declare(f"declare {t} {name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {t})")
+            text = w.let(
+                f"call {t} {name}(<{lanes} x ptr> {addresses}, i32 {size}, <{lanes} x i1> {live or 'splat (i1 true)'}, {t} zeroinitializer)"
+            )
+        if op.dtype == "b1":
+            text = w.let(f"icmp ne {t} {text}, zeroinitializer")
+        return Operand(text, op.dtype, lanes)
+
+    def _scalar_load(self, op: Load, pointer: str, element: str, size: int, mask: Operand | None, copy: int) -> Operand:
+        w = self.writer
+        index = self._scalar_index(op.index, copy)
+        if mask is not None:
+            # A masked scalar reads a harmless zero instead of branching.
+            safe = w.slot(element)
+            w.emit(f"store {element} zeroinitializer, ptr {safe}")
+            place = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
+            address = w.let(f"select i1 {mask.text}, ptr {place}, ptr {safe}")
+        else:
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
+        text = w.let(f"load {element}, ptr {address}, align {size}")
+        if op.dtype == "b1":
+            text = w.let(f"icmp ne i8 {text}, 0")
+        return Operand(text, op.dtype, 1)
+
+    def _addresses(self, index: Expr, copy: int, element: str, pointer: str, buffer: str) -> str:
+        w, lanes = self.writer, self.lanes
+        indices = self.index(index, copy, lanes).text
+        extent = self.buffers[buffer].size
+        low = index.bounds()[0]
+        if extent.is_int and extent.int < 1 << 31 and low is not None and low >= 0:
+            indices = w.let(f"trunc <{lanes} x i64> {indices} to <{lanes} x i32>")
+            return w.let(f"getelementptr {element}, ptr {pointer}, <{lanes} x i32> {indices}", "p")
+        return w.let(f"getelementptr {element}, ptr {pointer}, <{lanes} x i64> {indices}", "p")
+
+    def _store(self, op: Store, copy: int, wide: bool) -> None:
+        w = self.writer
+        value = self.get(op.value, copy)
+        dtype = value.dtype
+        element, size = self._memory_type(dtype), DTYPES[dtype].bytes
+        pointer = self.pointers[op.buffer]
+        lanes = self.lanes if wide else 1
+        value = w.splat(value, lanes)
+        text = value.text
+        t = element if lanes == 1 else f"<{lanes} x {element}>"
+        if dtype == "b1":
+            text = w.let(f"zext {value.type} {text} to {t}")
+        if not wide:
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
+            w.emit(f"store {t} {text}, ptr {address}, align {size}")
+        elif self.contiguous(op.index):
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
+            if self.mask is None:
+                w.emit(f"store {t} {text}, ptr {address}, align {size}")
+            else:
+                name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
+                w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
+                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {self.mask})")
+        else:
+            addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
+            name = f"@llvm.masked.scatter.v{lanes}{_suffix(element)}.v{lanes}p0"
+            w.module.declare(f"declare void {name}({t}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
+            w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, <{lanes} x i1> {self.mask or 'splat (i1 true)'})")
+
+    def _check(self, op: Check, copy: int, lanes: int) -> Operand:
+        w = self.writer
+        value = w.splat(self.get(op.value, copy), lanes)
+        t, bools = value.type, llvm_type("b1", lanes)
+        limit = self.index(op.limit, copy, lanes).text if lanes > 1 else self._scalar_index(op.limit, copy)
+        index = value.text
+        if op.wrap:
+            negative = w.let(f"icmp slt {t} {index}, zeroinitializer")
+            index = w.let(f"select {bools} {negative}, {t} {w.let(f'add {t} {index}, {limit}')}, {t} {index}")
+        bad = w.let(f"icmp uge {t} {index}, {limit}")
+        if lanes > 1 and self.mask is not None:
+            bad = w.let(f"and {bools} {bad}, {self.mask}")
+        raised = bad if lanes == 1 else w.intrinsic("llvm.vector.reduce.or", bools, bad, result="i1")
+        with w.when(raised):
+            w.emit(f"store i32 1, ptr {self.error}")
+        return Operand(w.let(f"select {bools} {bad}, {t} zeroinitializer, {t} {index}"), "i64", lanes)
+
+
+def _suffix(element: str) -> str:
+    return {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
+
+
+__all__ = ["ZERO", "Frame", "depends"]

@@ -1,0 +1,429 @@
+"""Render a matrix product (or a convolution, which is one) around the micro-kernel.
+
+In: a kernel and its `Contraction`. Out: one function, as `loops.py` makes them, with a workspace.
+
+A unit of work is a block of columns for a stretch of rows. Its thread packs the block's columns once
+into panels, then takes the rows in groups of tiles: packs a group, and for each panel and tile runs the
+micro-kernel and, while the tile is still in the first cache, everything that follows the sum.
+
+The packing loops are the kernel's own loads, so a convolution's window with its masked edges, a
+transposed operand or a strided one are all the same code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from litz.codegen.llvm import microkernel
+from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.microkernel import Tile
+from litz.codegen.llvm.writer import Module, Operand, Writer
+from litz.loop.contraction import Contraction
+from litz.loop.expr import Axis, Expr
+from litz.loop.ir import Buffer, Kernel, Load, Op, Store, operands
+from litz.target import Target
+
+_BLOCK_BYTES = 2 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
+_GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes everything is derived from; `depth` counts padding, so that it is whole vectors."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    tile: Tile
+    block: int  # panels in a block of columns
+    blocks: int
+    stretches: int  # shares of the rows
+    group: int  # tiles in a group of rows
+
+    @property
+    def panels(self) -> int:
+        return -(-self.columns // self.tile.columns)
+
+    @property
+    def units(self) -> int:
+        return self.batch * self.blocks * self.stretches
+
+    @property
+    def panel_floats(self) -> int:
+        return self.depth * self.tile.columns
+
+    @property
+    def tile_floats(self) -> int:
+        return self.depth * self.tile.rows
+
+    @property
+    def workspace(self) -> int:
+        floats = self.block * self.panel_floats + self.group * self.tile_floats + self.tile.rows * self.tile.columns
+        return 4 * floats + 4096
+
+
+def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Shape:
+    tile = microkernel.tiles(target)[0]
+    rows, columns = _volume(found.rows), _volume(found.columns)
+    lanes = tile.lanes
+    depth = _volume(kernel.reduced) // inner.size.int * (-(-inner.size.int // lanes) * lanes)
+    panels = -(-columns // tile.columns)
+    block = max(1, min(panels, _BLOCK_BYTES // (4 * depth * tile.columns)))
+    blocks = -(-panels // block)
+    block = -(-panels // blocks)  # even blocks
+    group = max(1, min(8, _GROUP_BYTES // (4 * depth * tile.rows)))
+    stretches = min(target.threads, max(1, rows // tile.rows)) if target.threads > 1 else 1
+    return Shape(_volume(found.batch), rows, columns, depth, tile, block, -(-panels // block), stretches, group)
+
+
+def render(
+    kernel: Kernel, found: Contraction, buffers: dict[str, Buffer], target: Target, module: Module, name: str
+) -> tuple[Rendered, tuple[Tile, ...]]:
+    """The rendered kernel, and the micro-kernels it calls."""
+    return _Renderer(kernel, found, buffers, target, module, name).run()
+
+
+def inner_axis(kernel: Kernel, found: Contraction) -> Axis:
+    """The reduced axis along which rows are packed: contiguous in the rows' operand, if any is."""
+    for axis in reversed(kernel.reduced):
+        if _step(found.left, axis) == 1:
+            return axis
+    return kernel.reduced[-1]
+
+
+def _step(load: Load, axis: Axis) -> int | None:
+    step = load.index.coefficient(axis)
+    return step.int if step is not None and step.is_int else None
+
+
+def _volume(axes: tuple[Axis, ...]) -> int:
+    total = 1
+    for axis in axes:
+        total *= axis.size.int
+    return total
+
+
+class _Renderer:
+    def __init__(
+        self, kernel: Kernel, found: Contraction, buffers: dict[str, Buffer], target: Target, module: Module, name: str
+    ):
+        self.kernel, self.found, self.buffers, self.name = kernel, found, buffers, name
+        self.inner = inner_axis(kernel, found)
+        self.outer = tuple(a for a in kernel.reduced if a != self.inner)
+        self.shape = plan(found, kernel, self.inner, target)
+        self.heights = microkernel.tiles(target)
+        self.lanes = self.shape.tile.lanes
+        self.w = Writer(module)
+        self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
+        self.varies = depends(kernel.body, kernel.reduced)
+        self.frame = Frame(
+            self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, None, self.varies
+        )
+        self.column_axis = found.columns[-1]
+        self.called: dict[Tile, None] = {}
+
+    def run(self) -> tuple[Rendered, tuple[Tile, ...]]:
+        w, shape = self.w, self.shape
+        tiles_at = 4 * shape.block * shape.panel_floats
+        scratch_at = tiles_at + 4 * shape.group * shape.tile_floats
+        self.packed_columns = "%work"
+        self.packed_rows = w.let(f"getelementptr i8, ptr %work, i64 {tiles_at}", "p")
+        self.scratch = w.let(f"getelementptr i8, ptr %work, i64 {scratch_at}", "p")
+        packed = w.slot("i64", 8)  # which block's columns are packed
+        w.emit(f"store i64 -1, ptr {packed}")
+        with w.loop("%begin", "%end") as unit:
+            stretch = w.let(f"urem i64 {unit}, {shape.stretches}")
+            block = w.let(f"udiv i64 {unit}, {shape.stretches}")
+            outer = self.frame
+            self.frame = replace(outer, axes={}, values={})
+            batch = w.let(f"udiv i64 {block}, {shape.blocks}")
+            self._bind(self.found.batch, batch)
+            first_panel = w.mul(w.let(f"urem i64 {block}, {shape.blocks}"), str(shape.block))
+            last_panel = w.minimum(w.add(first_panel, str(shape.block)), str(shape.panels))
+            old = w.let(f"load i64, ptr {packed}")
+            with w.when(w.let(f"icmp ne i64 {old}, {block}")):
+                with w.loop(first_panel, last_panel) as panel:
+                    self._pack_panel(panel, first_panel)
+                w.emit(f"store i64 {block}, ptr {packed}")
+            self._rows(stretch, first_panel, last_panel)
+            self.frame = outer
+        w.emit("ret void")
+        parameters = [*(f"ptr %b{i}" for i in range(len(self.used))), "ptr %work", "ptr %error", "i64 %begin", "i64 %end"]
+        w.define(self.name, ", ".join(parameters))
+        work = 2 * shape.batch * shape.rows * shape.columns * shape.depth
+        for tile in self.called:
+            w.module.declare(microkernel.declaration(tile))
+        return Rendered(self.name, self.used, shape.units, work, shape.workspace), tuple(self.called)
+
+    def _bind(self, axes: tuple[Axis, ...], flat: str) -> None:
+        """The axes that the flat number counts through, last fastest."""
+        for axis in reversed(axes):
+            if axis is axes[0]:
+                self.frame.axes[axis] = flat
+                return
+            self.frame.axes[axis] = self.w.let(f"urem i64 {flat}, {axis.size.int}", "i")
+            flat = self.w.let(f"udiv i64 {flat}, {axis.size.int}", "i")
+
+    # -- columns ------------------------------------------------------------------------------------
+    def _pack_panel(self, panel: str, first_panel: str) -> None:
+        w, shape = self.w, self.shape
+        place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
+        target = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
+        column = w.mul(panel, str(shape.tile.columns))
+        along_columns = _step(self.found.right, self.column_axis) == 1 and len(self.found.columns) == 1
+        along_depth = _step(self.found.right, self.inner) == 1 and self.inner.size.int % self.lanes == 0
+        with self._outer_loops(self.outer) as flat:
+            base = w.mul(flat, str(self._padded_inner() * shape.tile.columns))
+            if along_depth and not along_columns and len(self.found.columns) == 1:
+                self._pack_transposed(target, base, column)
+            else:
+                self._pack_straight(target, base, column)
+
+    def _padded_inner(self) -> int:
+        return -(-self.inner.size.int // self.lanes) * self.lanes
+
+    def _outer_loops(self, axes: tuple[Axis, ...]):
+        return _Nest(self, axes)
+
+    def _pack_straight(self, target: str, base: str, column: str) -> None:
+        """Step by step of the depth, a vector of columns at a time."""
+        w, lanes, size = self.w, self.lanes, self.inner.size.int
+        vector = f"<{lanes} x float>"
+        with w.loop("0", str(size)) as k:
+            for v in range(microkernel.PANEL_VECTORS):
+                here = w.add(column, str(v * lanes))
+                frame = self._column_frame(here, self._columns_mask(here))
+                frame.axes[self.inner] = k
+                value = self._load(frame, self.found.right)
+                place = w.add(w.add(base, w.mul(k, str(self.shape.tile.columns))), str(v * lanes))
+                w.emit(f"store {vector} {value.text}, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+        self._zero(target, base, size)
+
+    def _zero(self, target: str, base: str, start: int) -> None:
+        """Rows of the panel past the end of the depth."""
+        w, lanes = self.w, self.lanes
+        if start == self._padded_inner():
+            return
+        with w.loop(str(start), str(self._padded_inner())) as k:
+            for v in range(microkernel.PANEL_VECTORS):
+                place = w.add(w.add(base, w.mul(k, str(self.shape.tile.columns))), str(v * lanes))
+                w.emit(f"store <{lanes} x float> zeroinitializer, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+
+    def _pack_transposed(self, target: str, base: str, column: str) -> None:
+        """A square of columns by depth at a time, read along the depth and turned in registers."""
+        w, lanes = self.w, self.lanes
+        vector = f"<{lanes} x float>"
+        whole = self.shape.columns % self.shape.tile.columns == 0
+        with w.loop("0", str(self.inner.size.int), lanes) as k:
+            for v in range(microkernel.PANEL_VECTORS):
+                rows = []
+                for lane in range(lanes):
+                    here = w.add(column, str(v * lanes + lane))
+                    if not whole:
+                        # Past the last column, read the last one again: its sums are never stored.
+                        here = w.minimum(here, str(self.shape.columns - 1))
+                    frame = replace(self.frame, axes={**self.frame.axes, self.inner: k, self.column_axis: here}, vector=self.inner, values={})
+                    rows.append(self._load(frame, self.found.right, wide=True).text)
+                for row, text in enumerate(_transpose(w, rows, lanes)):
+                    place = w.add(w.add(base, w.mul(w.add(k, str(row)), str(self.shape.tile.columns))), str(v * lanes))
+                    w.emit(f"store {vector} {text}, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+
+    def _columns_mask(self, here: str) -> str | None:
+        if self.shape.columns % self.shape.tile.columns == 0:
+            return None
+        w, lanes = self.w, self.lanes
+        ramp = ", ".join(f"i64 {k}" for k in range(lanes))
+        base = w.splat(Operand(here, "i64", 1), lanes).text
+        inside = w.let(f"add <{lanes} x i64> {base}, <{ramp}>")
+        return w.let(f"icmp slt <{lanes} x i64> {inside}, splat (i64 {self.shape.columns})")
+
+    def _column_frame(self, column: str, mask: str | None) -> Frame:
+        """Lanes run across columns from `column` on."""
+        return replace(
+            self.frame, axes={**self.frame.axes, self.column_axis: column}, vector=self.column_axis, mask=mask,
+            values=dict(self.frame.values),
+        )  # fmt: skip
+
+    def _load(self, frame: Frame, load: Load, wide: bool = True) -> Operand:
+        for op in self._needed([load]):
+            if op.name not in frame.values:  # type: ignore[union-attr]
+                frame.emit(op)
+        frame.emit(load)
+        return self.w.splat(frame.get(load.name, 0), self.lanes)
+
+    def _needed(self, sinks: list[Op]) -> list[Op]:
+        """The operators that the operands of `sinks` take, in order."""
+        wanted: set[str] = set()
+        todo = [n for op in sinks for n in operands(op)]
+        values = {op.name: op for op in self.kernel.body if not isinstance(op, Store)}
+        while todo:
+            name = todo.pop()
+            if name not in wanted:
+                wanted.add(name)
+                todo.extend(operands(values[name]))
+        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
+
+    # -- rows ---------------------------------------------------------------------------------------
+    def _rows(self, stretch: str, first_panel: str, last_panel: str) -> None:
+        """This unit's share of the tiles, in groups; the last tile may be a shorter one."""
+        w, shape = self.w, self.shape
+        height = shape.tile.rows
+        full = shape.rows // height
+        begin = w.let(f"udiv i64 {w.mul(stretch, str(full))}, {shape.stretches}")
+        end = w.let(f"udiv i64 {w.mul(w.add(stretch, '1'), str(full))}, {shape.stretches}")
+        if full:
+            with w.loop(begin, end, shape.group) as group:
+                stop = w.minimum(w.add(group, str(shape.group)), end)
+                with w.loop(group, stop) as tile:
+                    self._pack_tile(shape.tile, w.mul(tile, str(height)), height, w.let(f"sub i64 {tile}, {group}"))
+                with w.loop(first_panel, last_panel) as panel, w.loop(group, stop) as tile:
+                    self._tile(shape.tile, height, w.mul(tile, str(height)), w.let(f"sub i64 {tile}, {group}"), panel, first_panel)
+        rest = shape.rows - full * height
+        if rest:
+            short = min((t for t in self.heights if t.rows >= rest), key=lambda t: t.rows)
+            with w.when(w.let(f"icmp eq i64 {stretch}, {shape.stretches - 1}")):
+                self._pack_tile(short, str(full * height), rest, "0")
+                with w.loop(first_panel, last_panel) as panel:
+                    self._tile(short, rest, str(full * height), "0", panel, first_panel)
+
+    def _pack_tile(self, tile: Tile, row: str, rows: int, position: str) -> None:
+        w, lanes, size = self.w, self.lanes, self.inner.size.int
+        vector = f"<{lanes} x float>"
+        start = w.mul(position, str(self.shape.tile_floats))
+        with w.loop("0", str(rows)) as i:
+            outer = self.frame
+            self.frame = replace(outer, axes=dict(outer.axes), values=dict(outer.values), vector=None)
+            self._bind(self.found.rows, w.add(row, i))
+            with self._outer_loops(self.outer) as flat:
+                # What does not move along the inner axis, such as a mask at the image's edge, comes first.
+                uniform = replace(self.frame, vector=self.inner, values=dict(self.frame.values))
+                for op in self._needed([self.found.left]):
+                    if self.inner not in self.varies[op.name]:  # type: ignore[union-attr]
+                        uniform.emit(op)
+                chunk = w.mul(flat, str(self._padded_inner() // lanes))
+                with w.loop("0", str(size), lanes) as k:
+                    mask = None
+                    if size % lanes:
+                        ramp = ", ".join(f"i64 {n}" for n in range(lanes))
+                        base = w.splat(Operand(k, "i64", 1), lanes).text
+                        mask = w.let(f"icmp slt <{lanes} x i64> {w.let(f'add <{lanes} x i64> {base}, <{ramp}>')}, splat (i64 {size})")
+                    frame = replace(uniform, axes={**uniform.axes, self.inner: k}, mask=mask, values=dict(uniform.values))
+                    value = self._load(frame, self.found.left)
+                    at = w.add(chunk, w.let(f"udiv i64 {k}, {lanes}"))
+                    place = w.add(start, w.mul(w.add(w.mul(at, str(tile.rows)), i), str(lanes)))
+                    w.emit(f"store {vector} {value.text}, ptr {w.let(f'getelementptr float, ptr {self.packed_rows}, i64 {place}', 'p')}, align 64")
+            self.frame = outer
+
+    def _tile(self, tile: Tile, rows: int, row: str, position: str, panel: str, first_panel: str) -> None:
+        """One micro-kernel, then what follows the sum, for its rows and columns."""
+        w, shape = self.w, self.shape
+        self.called[tile] = None
+        a = w.let(f"getelementptr float, ptr {self.packed_rows}, i64 {w.mul(position, str(shape.tile_floats))}", "p")
+        place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
+        b = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
+        w.emit(f"call void @{tile.name}(ptr {a}, ptr {b}, i64 {shape.depth}, ptr {self.scratch})")
+        column = w.mul(panel, str(tile.columns))
+        if shape.columns % tile.columns == 0:
+            self._finish(tile, rows, row, column, 0, microkernel.PANEL_VECTORS, None)
+            return
+        partial = w.let(f"icmp eq i64 {panel}, {shape.panels - 1}")
+        whole, ragged, done = w.label("whole"), w.label("ragged"), w.label("done")
+        w.emit(f"br i1 {partial}, label %{ragged}, label %{whole}")
+        w.place(whole)
+        if shape.panels > 1:
+            self._finish(tile, rows, row, column, 0, microkernel.PANEL_VECTORS, None)
+        w.emit(f"br label %{done}")
+        w.place(ragged)
+        for v in range(microkernel.PANEL_VECTORS):
+            if (shape.panels - 1) * tile.columns + v * self.lanes < shape.columns:
+                here = w.add(column, str(v * self.lanes))
+                self._finish(tile, rows, row, here, v, 1, self._columns_mask(here))
+        w.emit(f"br label %{done}")
+        w.place(done)
+
+    def _finish(self, tile: Tile, rows: int, row: str, column: str, vector: int, copies: int, mask: str | None) -> None:
+        w = self.w
+        stores = [op for op in self.kernel.body if isinstance(op, Store)]
+        skip = {self.found.total.name}
+        needed = [op for op in self._after_sum(stores, skip)]
+        outer = self.frame
+        frame = replace(
+            outer, axes={**outer.axes, self.column_axis: column}, vector=self.column_axis, copies=copies, mask=mask,
+            values=dict(outer.values),
+        )  # fmt: skip
+        row_axes = set(self.found.rows)
+        for op in needed:
+            if not self.varies[op.name] & row_axes:  # type: ignore[union-attr]
+                frame.emit(op)
+        with w.loop("0", str(rows)) as i:
+            self.frame = replace(frame, axes=dict(frame.axes), values=dict(frame.values))
+            self._bind(self.found.rows, w.add(row, i))
+            sums = []
+            for copy in range(copies):
+                place = w.add(w.mul(i, str(tile.columns)), str((vector + copy) * self.lanes))
+                address = w.let(f"getelementptr float, ptr {self.scratch}, i64 {place}", "p")
+                sums.append(Operand(w.let(f"load <{self.lanes} x float>, ptr {address}, align 64"), "f32", self.lanes))
+            self.frame.values[self.found.total.name] = sums
+            for op in needed:
+                if self.varies[op.name] & row_axes:  # type: ignore[union-attr]
+                    self.frame.emit(op)
+            for store in stores:
+                self.frame.emit(store)
+            self.frame = outer
+
+    def _after_sum(self, sinks: list[Store], skip: set[str]) -> list[Op]:
+        wanted: set[str] = set()
+        todo = [n for op in sinks for n in operands(op)]
+        values = {op.name: op for op in self.kernel.body if not isinstance(op, Store)}
+        while todo:
+            name = todo.pop()
+            if name not in wanted and name not in skip:
+                wanted.add(name)
+                todo.extend(operands(values[name]))
+        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
+
+
+class _Nest:
+    """Nested loops over axes, yielding the flat count of the point they stand at."""
+
+    def __init__(self, renderer: _Renderer, axes: tuple[Axis, ...]):
+        self.r, self.axes = renderer, axes
+        self.open: list = []
+
+    def __enter__(self) -> str:
+        w = self.r.w
+        self.saved = self.r.frame
+        self.r.frame = replace(self.saved, axes=dict(self.saved.axes), values=dict(self.saved.values))
+        flat = "0"
+        for axis in self.axes:
+            loop = w.loop("0", str(axis.size.int))
+            i = loop.__enter__()
+            self.open.append(loop)
+            self.r.frame.axes[axis] = i
+            flat = w.add(w.mul(flat, str(axis.size.int)), i)
+        return flat
+
+    def __exit__(self, *error: object) -> None:
+        for loop in reversed(self.open):
+            loop.__exit__(*error)
+        self.r.frame = self.saved
+
+
+def _transpose(w: Writer, rows: list[str], lanes: int) -> list[str]:
+    """A square of registers turned by interleaving rows a half apart, as often as lanes can be halved."""
+    vector = f"<{lanes} x float>"
+    low = ", ".join(f"i32 {i // 2 + (i % 2) * lanes}" for i in range(lanes))
+    high = ", ".join(f"i32 {lanes // 2 + i // 2 + (i % 2) * lanes}" for i in range(lanes))
+    half = lanes // 2
+    for _ in range(lanes.bit_length() - 1):
+        turned = []
+        for i in range(half):
+            for order in (low, high):
+                turned.append(w.let(f"shufflevector {vector} {rows[i]}, {vector} {rows[i + half]}, <{lanes} x i32> <{order}>"))
+        rows = turned
+    return rows
+
+
+__all__ = ["Expr", "Shape", "inner_axis", "plan", "render"]

@@ -1,0 +1,495 @@
+"""Render a kernel as loops: rows in parallel, vectors along one axis, passes over the reduced axes.
+
+In: a `Kernel`. Out: one LLVM function `(pointers..., error, begin, end)` that runs the units of work
+`begin <= u < end`, and a `Rendered` that says how many units there are.
+
+A unit is a row: one point of the parallel axes other than the vector axis (or a stretch of the vector
+axis when rows are few). Within it, each reduction ends a pass over the reduced axes; what later passes
+need of earlier ones is computed again from cached loads, or, where that is dear, kept in a row of scratch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from litz.codegen.llvm import math
+from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import Axis, expr
+from litz.loop.ir import Apply, Buffer, Kernel, Load, Op, Reduce, Store, operands
+from litz.loop.passes import pass_of_each
+from litz.loop.scalar import SCALARS
+from litz.target import Target
+
+_DEAR = 8  # an operator this costly is kept for later passes rather than computed again
+_SCRATCH_BYTES = 1 << 18
+_ROW_STRETCH = 4096  # elements of the vector axis in one unit, when the vector axis itself is split
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A kernel's function: its name, the buffers it takes in order, its units of work and what one costs."""
+
+    name: str
+    buffers: tuple[str, ...]
+    units: int
+    work: int  # scalar operations in all
+    workspace: int = 0  # bytes each thread needs
+
+
+def render(kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str) -> Rendered:
+    return _Renderer(kernel, buffers, target, module, name).run()
+
+
+def vector_axis(kernel: Kernel) -> Axis | None:
+    """The axis to run across lanes: the one most accesses are contiguous along, stores counting double."""
+    best: tuple[float, int] | None = None
+    chosen = None
+    candidates = [*kernel.axes, *kernel.reduced]
+    accesses = [op for op in kernel.body if isinstance(op, (Load, Store))]
+    for position, axis in enumerate(candidates):
+        score = 0.0
+        for op in accesses:
+            step = op.index.coefficient(axis)
+            weight = 2.0 if isinstance(op, Store) else 1.0
+            if step is None:
+                score -= weight
+            elif step.is_int and step.int == 1:
+                score += weight
+            elif not (step.is_int and step.int == 0):
+                score -= 2 * weight
+        if axis.size.is_int and axis.size.int < 4:
+            score -= 4
+        if best is None or (score, position) >= best:
+            best, chosen = (score, position), axis
+    return chosen
+
+
+def work_of(kernel: Kernel) -> int:
+    points = 1
+    for axis in (*kernel.axes, *kernel.reduced):
+        points *= axis.size.int
+    return points * sum(SCALARS[op.op].cost if isinstance(op, Apply) else 1 for op in kernel.body)
+
+
+class _Renderer:
+    def __init__(self, kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str):
+        self.kernel, self.buffers, self.name = kernel, buffers, name
+        self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
+        self.w = Writer(module)
+        self.varies = depends(kernel.body, kernel.reduced)
+        self.reduced = frozenset(kernel.reduced)
+        self.vector = vector_axis(kernel)
+        self.over_reduced = self.vector in self.reduced
+        types = {op.dtype for op in kernel.body if not isinstance(op, Store)}
+        only_wide = bool(types & {"f64"}) and not types & {"f32", "f16", "bf16"}
+        self.lanes = max(target.vector_bytes // (8 if only_wide else 4), 2)
+        self.rows = [a for a in kernel.axes if a != self.vector]
+        self.row_count = 1
+        for axis in self.rows:
+            self.row_count *= axis.size.int
+        self.frame = Frame(
+            self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, self.vector, self.varies
+        )
+        self._plan_passes()
+
+    # -- passes -------------------------------------------------------------------------------------
+    def _varies_in_row(self, name: str) -> bool:
+        return bool(self.varies[name] & self.reduced)
+
+    def _plan_passes(self) -> None:
+        """Sort the operators by the pass they run in, or, if fixed in the row, before which they run."""
+        self.ops: dict[str, Op] = {}
+        self.pass_sinks: dict[int, list[Op]] = {}
+        self.row_ops: dict[int, list[Op]] = {}
+        for op, stage in zip(self.kernel.body, pass_of_each(self.kernel), strict=True):
+            if isinstance(op, Store):
+                in_row = self._varies_in_row(op.value) or bool(op.index.axes() & self.reduced)
+                (self.pass_sinks if in_row else self.row_ops).setdefault(stage, []).append(op)
+                continue
+            self.ops[op.name] = op
+            if isinstance(op, Reduce):
+                self.pass_sinks.setdefault(stage, []).append(op)
+            elif not self._varies_in_row(op.name):
+                self.row_ops.setdefault(stage, []).append(op)
+        self.passes = max(self.pass_sinks, default=-1) + 1
+        self.pass_ops = {p: self._needed(sinks) for p, sinks in self.pass_sinks.items()}
+        self._choose_kept()
+
+    def _needed(self, sinks: list[Op], kept: frozenset[str] = frozenset()) -> list[Op]:
+        """The values of the row that `sinks` need, in order, stopping at those kept from an earlier pass."""
+        wanted: set[str] = set()
+        todo = [n for op in sinks for n in operands(op)]
+        while todo:
+            name = todo.pop()
+            if name in wanted or not self._varies_in_row(name):
+                continue
+            wanted.add(name)
+            if name not in kept:
+                todo.extend(operands(self.ops[name]))
+        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
+
+    def _choose_kept(self) -> None:
+        row = 1
+        for axis in self.kernel.reduced:
+            row *= axis.size.int
+        self.kept_in: dict[str, int] = {}
+        self.kept_slot: dict[str, str] = {}
+        budget = _SCRATCH_BYTES
+        for p in sorted(self.pass_ops):
+            for op in self.pass_ops[p]:
+                dear = isinstance(op, Apply) and SCALARS[op.op].cost >= _DEAR and op.op != "cast"
+                later = any(op in self.pass_ops[q] for q in self.pass_ops if q > p)
+                size = row * DTYPES[op.dtype].bytes * (1 if self.over_reduced else self.lanes * 4)
+                if dear and later and op.name not in self.kept_in and size <= budget and op.dtype != "b1":
+                    budget -= size
+                    self.kept_in[op.name] = p
+                    extra = self.lanes * 4 if self.over_reduced else 0  # a vector may hang over the end
+                    count = row * (1 if self.over_reduced else self.lanes * 4) + extra
+                    self.kept_slot[op.name] = self.w.slot(f"[{count} x {llvm_type(op.dtype)}]")
+        for p, sinks in self.pass_sinks.items():
+            kept = frozenset(n for n, first in self.kept_in.items() if first < p)
+            self.pass_ops[p] = self._needed(sinks, kept)
+
+    # -- the function -------------------------------------------------------------------------------
+    def run(self) -> Rendered:
+        splits_vector = self.vector is not None and not self.over_reduced and self.row_count < 64
+        stretch = 0
+        pieces = 1
+        if splits_vector:
+            assert self.vector is not None
+            size = self.vector.size.int
+            stretch = min(_ROW_STRETCH, -(-size // (8 * self.lanes)) * self.lanes or self.lanes)
+            pieces = -(-size // stretch)
+        with self.w.loop("%begin", "%end") as unit:
+            self.frame = replace(self.frame, axes={}, values={})
+            row, start, stop = unit, "0", None
+            if pieces > 1:
+                row = self.w.let(f"udiv i64 {unit}, {pieces}")
+                piece = self.w.let(f"urem i64 {unit}, {pieces}")
+                start = self.w.mul(piece, str(stretch))
+                stop = self.w.minimum(self.w.add(start, str(stretch)), str(self.vector.size.int))  # type: ignore[union-attr]
+            self._bind_rows(row)
+            if self.vector is None or self.over_reduced:
+                self._row()
+            else:
+                self._along_vector(start, stop)
+        self.w.emit("ret void")
+        parameters = ", ".join([*(f"ptr %b{i}" for i in range(len(self.used))), "ptr %error", "i64 %begin", "i64 %end"])
+        self.w.define(self.name, parameters)
+        return Rendered(self.name, self.used, self.row_count * pieces, work_of(self.kernel))
+
+    def _bind_rows(self, row: str) -> None:
+        rest = row
+        for axis in reversed(self.rows):
+            if axis is self.rows[0]:
+                self.frame.axes[axis] = rest
+                break
+            self.frame.axes[axis] = self.w.let(f"urem i64 {rest}, {axis.size.int}", "i")
+            rest = self.w.let(f"udiv i64 {rest}, {axis.size.int}", "i")
+
+    def _along_vector(self, start: str, stop: str | None) -> None:
+        """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
+        assert self.vector is not None
+        size = self.vector.size.int
+        copies = self._copies(size)
+        step = copies * self.lanes
+        self._hoist_uniform()
+        if stop is None:
+            whole = size - size % step
+            if whole:
+                with self.w.loop("0", str(whole), step) as v:
+                    self._at_vector(v, copies, None)
+            if whole < size:
+                with self.w.loop(str(whole), str(size), self.lanes) as v:
+                    self._at_vector(v, 1, self._tail(v, str(size), size - whole))
+            return
+        length = self.w.let(f"sub i64 {stop}, {start}")
+        whole_text = self.w.add(start, self.w.let(f"and i64 {length}, {-step}"))
+        with self.w.loop(start, whole_text, step) as v:
+            self._at_vector(v, copies, None)
+        with self.w.loop(whole_text, stop, self.lanes) as v:
+            self._at_vector(v, 1, self._tail(v, stop, None))
+
+    def _hoist_uniform(self) -> None:
+        """What is the same all along the row is computed before its vectors."""
+        for op in self.row_ops.get(0, ()):
+            if not isinstance(op, Store) and not self.frame.wide(op.name):
+                self.frame.emit(op)
+
+    def _tail(self, v: str, stop: str, remaining: int | None) -> str | None:
+        """The mask of lanes below `stop`; none when the rest is whole vectors."""
+        if remaining is not None and remaining % self.lanes == 0:
+            return None
+        ramp = ", ".join(f"i64 {k}" for k in range(self.lanes))
+        base = self.w.splat(Operand(v, "i64", 1), self.lanes).text
+        t = f"<{self.lanes} x i64>"
+        here = self.w.let(f"add {t} {base}, <{ramp}>")
+        limit = self.w.splat(Operand(stop, "i64", 1), self.lanes).text
+        return self.w.let(f"icmp slt {t} {here}, {limit}")
+
+    def _copies(self, size: int) -> int:
+        """Vectors side by side: to hide the latency of a reduction's chain, and of dear operators."""
+        if any(op.kind.startswith("arg") for op in self.kernel.body if isinstance(op, Reduce)):
+            return 1
+        live = len(self.kernel.body)
+        most = 4 if live <= 12 or self.kernel.reduced else 2 if live <= 40 else 1
+        while most > 1 and size < most * self.lanes:
+            most //= 2
+        return most
+
+    def _at_vector(self, v: str, copies: int, mask: str | None) -> None:
+        assert self.vector is not None
+        outer = self.frame
+        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values))
+        self._row()
+        self.frame = outer
+
+    def _row(self) -> None:
+        for p in range(self.passes + 1):
+            for op in self.row_ops.get(p, ()):
+                if isinstance(op, Store) or op.name not in self.frame.values:
+                    self.frame.emit(op)
+            if p in self.pass_sinks:
+                self._pass(p)
+
+    # -- one pass over the reduced axes -------------------------------------------------------------
+    def _pass(self, p: int) -> None:
+        outer = self.frame
+        inner = replace(outer, axes=dict(outer.axes), values=dict(outer.values))
+        reduces = [op for op in self.pass_sinks[p] if isinstance(op, Reduce)]
+        sequential = [a for a in self.kernel.reduced if a != self.vector]
+        if self.over_reduced:
+            assert self.vector is not None
+            size = self.vector.size.int
+            copies = self._copies(size)
+        else:
+            copies = inner.copies
+        accumulators = {op.name: self._open(op, copies) for op in reduces}
+        self.frame = inner
+        self._reduced_loops(sequential, p, accumulators, copies)
+        self.frame = outer
+        for op in reduces:
+            outer.values[op.name] = self._close(op, accumulators[op.name])
+
+    def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict, copies: int) -> None:
+        if axes:
+            with self.w.loop("0", str(axes[0].size.int)) as i:
+                self.frame.axes[axes[0]] = i
+                self._reduced_loops(axes[1:], p, accumulators, copies)
+            return
+        if not self.over_reduced:
+            self._pass_body(p, accumulators)
+            return
+        assert self.vector is not None
+        size = self.vector.size.int
+        step = copies * self.lanes
+        whole = size - size % step
+        if whole:
+            with self.w.loop("0", str(whole), step) as v:
+                self._pass_at(v, p, accumulators, copies, None)
+        if whole < size:
+            with self.w.loop(str(whole), str(size), self.lanes) as v:
+                self._pass_at(v, p, accumulators, 1, self._tail(v, str(size), size - whole))
+
+    def _pass_at(self, v: str, p: int, accumulators: dict, copies: int, mask: str | None) -> None:
+        assert self.vector is not None
+        outer = self.frame
+        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values))
+        self._pass_body(p, accumulators)
+        self.frame = outer
+
+    def _pass_body(self, p: int, accumulators: dict) -> None:
+        frame = self.frame
+        for op in self.pass_ops[p]:
+            name = op.name  # type: ignore[union-attr]
+            if self.kept_in.get(name, p) < p:
+                frame.values[name] = self._recall(name, op.dtype)  # type: ignore[union-attr]
+                continue
+            frame.emit(op)
+            if self.kept_in.get(name) == p:
+                self._keep(name)
+        for op in self.pass_sinks[p]:
+            if isinstance(op, Store):
+                frame.emit(op)
+            else:
+                assert isinstance(op, Reduce)
+                self._accumulate(op, accumulators[op.name])
+
+    def _kept_address(self, name: str, dtype: str, copy: int) -> str:
+        flat = expr(0)
+        for axis in self.kernel.reduced:
+            if axis != self.vector:
+                flat = flat * axis.size + axis
+        if self.over_reduced:
+            assert self.vector is not None
+            flat = flat * self.vector.size + self.vector
+            index = self.frame.index(flat, copy, 1).text
+        else:
+            index = self.w.add(self.w.mul(self.frame.index(flat, 0, 1).text, str(self.lanes * 4)), str(copy * self.lanes))
+        return self.w.let(f"getelementptr {llvm_type(dtype)}, ptr {self.kept_slot[name]}, i64 {index}", "p")
+
+    def _keep(self, name: str) -> None:
+        for copy, value in enumerate(self.frame.values[name]):
+            address = self._kept_address(name, value.dtype, copy)
+            # Scratch has room for whole vectors, so dead lanes may be written.
+            self.w.emit(f"store {value.type} {value.text}, ptr {address}, align {DTYPES[value.dtype].bytes}")
+
+    def _recall(self, name: str, dtype: str) -> list[Operand]:
+        lanes = self.lanes if self.frame.wide(name) else 1
+        t = llvm_type(dtype, lanes)
+        return [
+            Operand(
+                self.w.let(f"load {t}, ptr {self._kept_address(name, dtype, copy)}, align {DTYPES[dtype].bytes}"), dtype, lanes
+            )
+            for copy in range(self.frame.copies if lanes > 1 else 1)
+        ]
+
+    # -- reductions ---------------------------------------------------------------------------------
+    def _acc_lanes(self, op: Reduce) -> int:
+        if self.over_reduced:
+            return self.lanes
+        return self.lanes if self.vector is not None and self.vector in self.varies[op.value] else 1
+
+    def _open(self, op: Reduce, copies: int) -> list[tuple[str, str | None]]:
+        """Stack slots for the running value (and the running position) of each vector side by side."""
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        slots = []
+        for _ in range(copies if lanes > 1 else 1):
+            slot = self.w.slot(llvm_type(dtype, lanes))
+            start = self.w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
+            self.w.emit(f"store {start.type} {start.text}, ptr {slot}")
+            place = None
+            if op.kind.startswith("arg"):
+                place = self.w.slot(llvm_type("i64", lanes))
+                self.w.emit(f"store {llvm_type('i64', lanes)} zeroinitializer, ptr {place}")
+            slots.append((slot, place))
+        return slots
+
+    def _dtype(self, name: str) -> str:
+        return self.ops[name].dtype  # type: ignore[union-attr]
+
+    def _accumulate(self, op: Reduce, slots: list[tuple[str, str | None]]) -> None:
+        w, frame = self.w, self.frame
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        t = llvm_type(dtype, lanes)
+        for copy in range(frame.copies if lanes > 1 else 1):
+            slot, place = slots[copy]
+            value = w.splat(frame.get(op.value, copy), lanes)
+            masked = frame.mask is not None and lanes > 1 and self.over_reduced
+            if masked and place is None:
+                start = w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
+                value = Operand(w.let(f"select <{lanes} x i1> {frame.mask}, {t} {value.text}, {t} {start.text}"), dtype, lanes)
+            old = w.let(f"load {t}, ptr {slot}")
+            if place is None:
+                w.emit(f"store {t} {combine(w, op.kind, Operand(old, dtype, lanes), value).text}, ptr {slot}")
+                continue
+            better = _better(w, op.kind, value, Operand(old, dtype, lanes))
+            if masked:
+                better = w.let(f"and <{lanes} x i1> {better}, {frame.mask}")
+            flat = expr(0)
+            for axis in self.kernel.reduced:
+                flat = flat * axis.size + axis
+            here = w.splat(frame.index(flat, copy, lanes if self.over_reduced else 1), lanes)
+            bools, indices = llvm_type("b1", lanes), llvm_type("i64", lanes)
+            old_place = w.let(f"load {indices}, ptr {place}")
+            w.emit(f"store {t} {w.let(f'select {bools} {better}, {t} {value.text}, {t} {old}')}, ptr {slot}")
+            w.emit(f"store {indices} {w.let(f'select {bools} {better}, {indices} {here.text}, {indices} {old_place}')}, ptr {place}")
+
+    def _close(self, op: Reduce, slots: list[tuple[str, str | None]]) -> list[Operand]:
+        """The finished reduction: one scalar if lanes were reduced, else a vector a copy."""
+        w = self.w
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        t = llvm_type(dtype, lanes)
+        found = [Operand(w.let(f"load {t}, ptr {slot}"), dtype, lanes) for slot, _ in slots]
+        if slots[0][1] is not None:
+            places = [Operand(w.let(f"load {llvm_type('i64', lanes)}, ptr {place}"), "i64", lanes) for _, place in slots]
+            if not self.over_reduced or lanes == 1:
+                return places
+            return [_first_best(w, op.kind, found[0], places[0])]
+        if not self.over_reduced or lanes == 1:
+            return found
+        while len(found) > 1:
+            found = [combine(w, op.kind, a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
+        return [across_lanes(w, op.kind, found[0])]
+
+
+def identity(kind: str, dtype: str) -> float | int | bool:
+    number = DTYPES[dtype]
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax")
+    if number.kind == "float":
+        return float("-inf") if lowest else float("inf")
+    if number.kind == "bool":
+        return not lowest
+    if number.kind == "uint":
+        return 0 if lowest else (1 << number.bits) - 1
+    return -(1 << (number.bits - 1)) if lowest else (1 << (number.bits - 1)) - 1
+
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
+
+
+def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
+    row = SCALARS[_COMBINE[kind]]
+    spelling = row.llvm[DTYPES[a.dtype].kind]
+    if spelling.startswith("@"):
+        return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)
+    return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
+
+
+def across_lanes(w: Writer, kind: str, value: Operand) -> Operand:
+    """Halve the vector until one lane is left: as accurate as a pairwise sum."""
+    while value.lanes > 1:
+        half = value.lanes // 2
+        parts = []
+        for first in (0, half):
+            order = ", ".join(f"i32 {first + k}" for k in range(half))
+            if half == 1:
+                parts.append(Operand(w.let(f"extractelement {value.type} {value.text}, i32 {first}"), value.dtype, 1))
+            else:
+                text = w.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{half} x i32> <{order}>")
+                parts.append(Operand(text, value.dtype, half))
+        value = combine(w, kind, *parts)
+    return value
+
+
+def _better(w: Writer, kind: str, new: Operand, old: Operand) -> str:
+    """Whether `new` replaces `old`: strictly greater (or less), or the first NaN."""
+    kind_of = DTYPES[new.dtype].kind
+    more = kind == "argmax"
+    if kind_of != "float":
+        sign = "s" if kind_of == "int" else "u"
+        return w.let(f"icmp {sign}{'gt' if more else 'lt'} {new.type} {new.text}, {old.text}")
+    bools = llvm_type("b1", new.lanes)
+    greater = w.let(f"fcmp {'ogt' if more else 'olt'} {new.type} {new.text}, {old.text}")
+    new_nan = w.let(f"fcmp uno {new.type} {new.text}, {new.text}")
+    old_ok = w.let(f"fcmp ord {new.type} {old.text}, {old.text}")
+    return w.let(f"or {bools} {greater}, {w.let(f'and {bools} {new_nan}, {old_ok}')}")
+
+
+def _first_best(w: Writer, kind: str, values: Operand, places: Operand) -> Operand:
+    """The position of the best lane; of equal ones, the smallest position."""
+    best = Operand(w.let(f"extractelement {values.type} {values.text}, i32 0"), values.dtype, 1)
+    place = w.let(f"extractelement {places.type} {places.text}, i32 0")
+    scalar = llvm_type(values.dtype)
+    for lane in range(1, values.lanes):
+        value = Operand(w.let(f"extractelement {values.type} {values.text}, i32 {lane}"), values.dtype, 1)
+        here = w.let(f"extractelement {places.type} {places.text}, i32 {lane}")
+        better = _better(w, kind, value, best)
+        worse = _better(w, kind, best, value)
+        tie = w.let(f"and i1 {w.let(f'xor i1 {worse}, true')}, {w.let(f'icmp slt i64 {here}, {place}')}")
+        take = w.let(f"or i1 {better}, {tie}")
+        best = Operand(w.let(f"select i1 {take}, {scalar} {value.text}, {scalar} {best.text}"), values.dtype, 1)
+        place = w.let(f"select i1 {take}, i64 {here}, i64 {place}")
+    return Operand(place, "i64", 1)
+
+
+__all__ = ["Rendered", "math", "render", "vector_axis", "work_of"]

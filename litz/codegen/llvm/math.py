@@ -1,0 +1,377 @@
+"""Scalar operators that LLVM has no instruction for, written out in the kernel.
+
+In: a writer and operands of one type and width. Out: the operand that holds the result.
+float32 functions are polynomials fitted to less than one unit in the last place on the reduced
+interval (a call into a library costs more than they do); float64 goes to SLEEF.
+"""
+
+from __future__ import annotations
+
+import math as pymath
+from collections.abc import Callable, Sequence
+
+from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
+from litz.loop.dtype import DTYPES
+
+Inline = Callable[["Arithmetic", Sequence[str]], str]
+
+
+class Arithmetic:
+    """Terse instructions on one type and width."""
+
+    def __init__(self, writer: Writer, dtype: str, lanes: int):
+        self.w, self.dtype, self.lanes = writer, dtype, lanes
+        self.t = llvm_type(dtype, lanes)
+        self.bool_t = llvm_type("b1", lanes)
+        self.kind = DTYPES[dtype].kind
+        self.bits = DTYPES[dtype].bits
+        self.int_dtype = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}[self.bits]
+        self.int_t = llvm_type(self.int_dtype, lanes)
+
+    def c(self, value: float, dtype: str | None = None) -> str:
+        dtype = dtype or self.dtype
+        text = literal(value, dtype)
+        return text if self.lanes == 1 else f"splat ({llvm_type(dtype)} {text})"
+
+    def i(self, op: str, a: str, b: str, t: str | None = None) -> str:
+        return self.w.let(f"{op} {t or self.t} {a}, {b}")
+
+    def cast(self, op: str, a: str, source: str, target: str) -> str:
+        return self.w.let(f"{op} {source} {a} to {target}")
+
+    def cmp(self, condition: str, a: str, b: str) -> str:
+        op = "fcmp" if self.kind == "float" else "icmp"
+        return self.w.let(f"{op} {condition} {self.t} {a}, {b}")
+
+    def select(self, mask: str, a: str, b: str, t: str | None = None) -> str:
+        t = t or self.t
+        return self.w.let(f"select {self.bool_t} {mask}, {t} {a}, {t} {b}")
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        return self.w.intrinsic("llvm.fma", self.t, a, b, c)
+
+    def fabs(self, a: str) -> str:
+        return self.w.intrinsic("llvm.fabs", self.t, a)
+
+    def horner(self, x: str, coefficients: Sequence[float]) -> str:
+        """The polynomial with these coefficients, the constant one first."""
+        total = self.c(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            total = self.fma(total, x, self.c(coefficient))
+        return total
+
+
+def inline(writer: Writer, name: str, args: Sequence[Operand], result: str) -> Operand:
+    first = args[-1]
+    arithmetic = Arithmetic(writer, first.dtype, first.lanes)
+    if name == "cast":
+        return Operand(_cast(arithmetic, args[0].text, result), result, first.lanes)
+    if first.dtype == "f64" and name in _SLEEF_IN_DOUBLE:
+        return sleef(writer, name, "u10", args)
+    return Operand(_INLINE[name](arithmetic, [a.text for a in args]), result, first.lanes)
+
+
+_SLEEF_IN_DOUBLE = {"exp", "log", "tanh", "erf"}
+
+
+def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> Operand:
+    """A call into SLEEF for whole vectors, into the C library for scalars."""
+    dtype, lanes = args[0].dtype, args[0].lanes
+    width = 1 if lanes == 1 else min(lanes, 16 if dtype == "f32" else 8)
+    if lanes == 1:
+        function = name + ("f" if dtype == "f32" else "")
+    else:
+        # The widest vectors SLEEF has for this type on this machine.
+        widest = lanes if dtype == "f32" else lanes // 2
+        width = min(lanes, widest)
+        function = f"Sleef_{name}{'f' if dtype == 'f32' else 'd'}{width}" + ("" if accuracy == "-" else f"_{accuracy}")
+    t = llvm_type(dtype, width)
+    writer.module.declare(f"declare {t} @{function}({', '.join([t] * len(args))}) nounwind memory(none)")
+    parts = []
+    for part in range(lanes // width):
+        values = []
+        for a in args:
+            if width == lanes:
+                values.append(f"{t} {a.text}")
+            else:
+                lanes_text = ", ".join(f"i32 {part * width + k}" for k in range(width))
+                piece = writer.let(f"shufflevector {a.type} {a.text}, {a.type} poison, <{width} x i32> <{lanes_text}>")
+                values.append(f"{t} {piece}")
+        parts.append(writer.let(f"call {t} @{function}({', '.join(values)})"))
+    while len(parts) > 1:
+        half = llvm_type(dtype, width)
+        order = ", ".join(f"i32 {k}" for k in range(2 * width))
+        parts = [
+            writer.let(f"shufflevector {half} {a}, {half} {b}, <{2 * width} x i32> <{order}>")
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    return Operand(parts[0], dtype, lanes)
+
+
+# -- exponentials and logarithms ----------------------------------------------------------------
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+_EXP = (0.5, 0.16666576266288757, 0.04166637361049652, 0.008363179862499237, 0.0013941106153652072)
+_LOG = (
+    0.3333333134651184, -0.24999980628490448, 0.2000068873167038, -0.16669151186943054, 0.14251138269901276,
+    -0.12396684288978577, 0.11634844541549683, -0.11660119891166687, 0.07332224398851395,
+)  # fmt: skip
+
+
+def _exp(m: Arithmetic, args: Sequence[str]) -> str:
+    # exp(x) = 2**n * exp(r) with |r| <= ln(2)/2; comparisons are ordered so that NaN goes through.
+    x = m.select(m.cmp("ogt", args[0], m.c(89.0)), m.c(89.0), args[0])
+    x = m.select(m.cmp("olt", x, m.c(-104.0)), m.c(-104.0), x)
+    n = m.w.intrinsic("llvm.roundeven", m.t, m.i("fmul", x, m.c(pymath.log2(pymath.e))))
+    r = m.fma(n, m.c(-_LN2_HIGH), x)
+    r = m.fma(n, m.c(-_LN2_LOW), r)
+    p = m.horner(r, _EXP)
+    y = m.i("fadd", m.fma(m.i("fmul", r, r), p, r), m.c(1.0))
+    # The power of two in two factors: neither overflows, and results may be infinite or denormal.
+    whole = m.cast("fptosi", n, m.t, m.int_t)
+    half = m.i("ashr", whole, m.c(1, "i32"), m.int_t)
+    rest = m.i("sub", whole, half, m.int_t)
+    for exponent in (half, rest):
+        biased = m.i("shl", m.i("add", exponent, m.c(127, "i32"), m.int_t), m.c(23, "i32"), m.int_t)
+        y = m.i("fmul", y, m.cast("bitcast", biased, m.int_t, m.t))
+    return y
+
+
+def _log(m: Arithmetic, args: Sequence[str]) -> str:
+    x = args[0]
+    # Denormals are scaled up into the normal range first.
+    tiny = m.cmp("olt", x, m.c(1.1754943508222875e-38))
+    scaled = m.select(tiny, m.i("fmul", x, m.c(2.0**23)), x)
+    bits = m.cast("bitcast", scaled, m.t, m.int_t)
+    # Mantissa in [sqrt(1/2), sqrt(2)).
+    shifted = m.i("sub", bits, m.c(0x3F3504F3, "i32"), m.int_t)
+    exponent = m.i("ashr", shifted, m.c(23, "i32"), m.int_t)
+    mantissa = m.cast("bitcast", m.i("sub", bits, m.i("shl", exponent, m.c(23, "i32"), m.int_t), m.int_t), m.int_t, m.t)
+    e = m.cast("sitofp", exponent, m.int_t, m.t)
+    e = m.i("fadd", e, m.select(tiny, m.c(-23.0), m.c(0.0)))
+    f = m.i("fsub", mantissa, m.c(1.0))
+    f2 = m.i("fmul", f, f)
+    tail = m.i("fmul", m.i("fmul", f2, f), m.horner(f, _LOG))
+    tail = m.fma(f2, m.c(-0.5), tail)
+    tail = m.fma(e, m.c(_LN2_LOW), tail)
+    y = m.fma(e, m.c(_LN2_HIGH), m.i("fadd", f, tail))
+    y = m.select(m.cmp("oeq", x, m.c(pymath.inf)), m.c(pymath.inf), y)
+    y = m.select(m.cmp("oeq", x, m.c(0.0)), m.c(-pymath.inf), y)
+    return m.select(m.cmp("ult", x, m.c(0.0)), m.c(pymath.nan), y)
+
+
+def _sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
+    negated = m.w.let(f"fneg {m.t} {args[0]}")
+    e = inline(m.w, "exp", [Operand(negated, m.dtype, m.lanes)], m.dtype).text
+    return m.i("fdiv", m.c(1.0), m.i("fadd", e, m.c(1.0)))
+
+
+_TANH = (
+    -0.3333333432674408, 0.1333330124616623, -0.05395878478884697, 0.02176475338637829, -0.008329602889716625,
+    0.0022759058047086,
+)  # fmt: skip
+
+
+def _tanh(m: Arithmetic, args: Sequence[str]) -> str:
+    x = args[0]
+    s = m.i("fmul", x, x)
+    near = m.fma(m.i("fmul", s, m.horner(s, _TANH)), x, x)
+    e = _exp(m, [m.i("fmul", m.fabs(x), m.c(2.0))])
+    far = m.i("fsub", m.c(1.0), m.i("fdiv", m.c(2.0), m.i("fadd", e, m.c(1.0))))
+    far = m.w.intrinsic("llvm.copysign", m.t, far, x)
+    return m.select(m.cmp("olt", m.fabs(x), m.c(0.63)), near, far)
+
+
+_ERF_NEAR = (
+    0.12837916612625122, -0.37612634897232056, 0.11283695697784424, -0.026859384030103683, 0.005200917366892099,
+    -0.0008140653953887522, 8.358809282071888e-05,
+)  # fmt: skip
+_ERF_FAR = (
+    -0.00017587823094800115, 1.1295208930969238, 0.6333346366882324, 0.10829399526119232, -0.02512865513563156,
+    0.004174655769020319, -0.00043522162013687193, 2.1162155462661758e-05,
+)  # fmt: skip
+
+
+def _erf(m: Arithmetic, args: Sequence[str]) -> str:
+    # Near zero an odd polynomial; beyond, 1 - exp(-q(|x|)) where q is -log(erfc), flat one past 4.
+    x = args[0]
+    s = m.i("fmul", x, x)
+    near = m.fma(m.horner(s, _ERF_NEAR), x, x)
+    size = m.fabs(x)
+    capped = m.select(m.cmp("ogt", size, m.c(4.0)), m.c(4.0), size)
+    q = m.horner(capped, _ERF_FAR)
+    far = m.i("fsub", m.c(1.0), _exp(m, [m.w.let(f"fneg {m.t} {q}")]))
+    far = m.w.intrinsic("llvm.copysign", m.t, far, x)
+    return m.select(m.cmp("olt", size, m.c(0.92)), near, far)
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+def _rsqrt(m: Arithmetic, args: Sequence[str]) -> str:
+    return m.i("fdiv", m.c(1.0), m.w.intrinsic("llvm.sqrt", m.t, args[0]))
+
+
+def _reciprocal(m: Arithmetic, args: Sequence[str]) -> str:
+    return m.i("fdiv", m.c(1.0), args[0])
+
+
+def _safe_divisor(m: Arithmetic, b: str) -> str:
+    """A machine division by zero would kill the process; masked-out lanes hold zeros."""
+    return m.select(m.cmp("eq", b, m.c(0)), m.c(1), b)
+
+
+def _int_division(m: Arithmetic, op: str, a: str, b: str) -> str:
+    unsigned = m.kind == "uint"
+    b = _safe_divisor(m, b)
+    if unsigned:
+        return m.i("u" + op, a, b)
+    # The smallest number divided by -1 overflows: negate instead.
+    minus = m.cmp("eq", b, m.c(-1))
+    plain = m.i("s" + op, a, m.select(minus, m.c(1), b))
+    return m.select(minus, m.i("sub", m.c(0), a) if op == "div" else m.c(0), plain)
+
+
+def _trunc_div(m: Arithmetic, args: Sequence[str]) -> str:
+    return _int_division(m, "div", *args)
+
+
+def _fmod(m: Arithmetic, args: Sequence[str]) -> str:
+    if m.kind != "float":
+        return _int_division(m, "rem", *args)
+    return sleef(m.w, "fmod", "-", [Operand(a, m.dtype, m.lanes) for a in args]).text
+
+
+def _remainder(m: Arithmetic, args: Sequence[str]) -> str:
+    a, b = args
+    rest = _fmod(m, args)
+    if m.kind == "uint":
+        return rest
+    zero = m.c(0)
+    if m.kind == "float":
+        wrong = m.w.let(f"xor {m.bool_t} {m.cmp('olt', rest, zero)}, {m.cmp('olt', b, zero)}")
+        wrong = m.w.let(f"and {m.bool_t} {wrong}, {m.cmp('une', rest, zero)}")
+        return m.select(wrong, m.i("fadd", rest, b), rest)
+    wrong = m.w.let(f"xor {m.bool_t} {m.cmp('slt', rest, zero)}, {m.cmp('slt', b, zero)}")
+    wrong = m.w.let(f"and {m.bool_t} {wrong}, {m.cmp('ne', rest, zero)}")
+    return m.select(wrong, m.i("add", rest, b), rest)
+
+
+def _floor_div(m: Arithmetic, args: Sequence[str]) -> str:
+    a, b = args
+    if m.kind == "uint":
+        return _int_division(m, "div", a, b)
+    if m.kind == "int":
+        quotient = _int_division(m, "div", a, b)
+        rest = m.i("sub", a, m.i("mul", quotient, b))
+        wrong = m.w.let(f"xor {m.bool_t} {m.cmp('slt', rest, m.c(0))}, {m.cmp('slt', b, m.c(0))}")
+        wrong = m.w.let(f"and {m.bool_t} {wrong}, {m.cmp('ne', rest, m.c(0))}")
+        return m.select(wrong, m.i("sub", quotient, m.c(1)), quotient)
+    # The exact quotient less its remainder, so that rounding cannot step over an integer.
+    rest = _fmod(m, args)
+    zero, one = m.c(0.0), m.c(1.0)
+    quotient = m.i("fdiv", m.i("fsub", a, rest), b)
+    wrong = m.w.let(f"xor {m.bool_t} {m.cmp('olt', rest, zero)}, {m.cmp('olt', b, zero)}")
+    wrong = m.w.let(f"and {m.bool_t} {wrong}, {m.cmp('une', rest, zero)}")
+    quotient = m.select(wrong, m.i("fsub", quotient, one), quotient)
+    floored = m.w.intrinsic("llvm.floor", m.t, quotient)
+    up = m.cmp("ogt", m.i("fsub", quotient, floored), m.c(0.5))
+    floored = m.select(up, m.i("fadd", floored, one), floored)
+    plain = m.i("fdiv", a, b)
+    signed_zero = m.w.intrinsic("llvm.copysign", m.t, zero, plain)
+    floored = m.select(m.cmp("oeq", quotient, zero), signed_zero, floored)
+    return m.select(m.cmp("oeq", b, zero), plain, floored)
+
+
+def _abs(m: Arithmetic, args: Sequence[str]) -> str:
+    return m.select(m.cmp("slt", args[0], m.c(0)), m.i("sub", m.c(0), args[0]), args[0])
+
+
+def _sign(m: Arithmetic, args: Sequence[str]) -> str:
+    x, zero = args[0], m.c(0)
+    if m.kind == "uint":
+        return m.select(m.cmp("eq", x, zero), zero, m.c(1))
+    less, more = ("olt", "ogt") if m.kind == "float" else ("slt", "sgt")
+    return m.select(m.cmp(more, x, zero), m.c(1), m.select(m.cmp(less, x, zero), m.c(-1), zero))
+
+
+def _signbit(m: Arithmetic, args: Sequence[str]) -> str:
+    bits = m.cast("bitcast", args[0], m.t, m.int_t)
+    return m.w.let(f"icmp slt {m.int_t} {bits}, zeroinitializer")
+
+
+def _where(m: Arithmetic, args: Sequence[str]) -> str:
+    return m.select(args[0], args[1], args[2])
+
+
+def _not(m: Arithmetic, args: Sequence[str]) -> str:
+    return m.i("xor", args[0], m.c(1) if m.kind == "bool" else m.c(-1))
+
+
+def _shl(m: Arithmetic, args: Sequence[str]) -> str:
+    a, b = args
+    good = m.cmp("ult", b, m.c(m.bits))
+    return m.select(good, m.i("shl", a, m.select(good, b, m.c(0))), m.c(0))
+
+
+def _shr(m: Arithmetic, args: Sequence[str]) -> str:
+    a, b = args
+    amount = m.select(m.cmp("ult", b, m.c(m.bits)), b, m.c(m.bits - 1))
+    return m.i("lshr" if m.kind == "uint" else "ashr", a, amount)
+
+
+# -- conversions ----------------------------------------------------------------------------------
+def _cast(m: Arithmetic, x: str, result: str) -> str:
+    if m.dtype == result:
+        return x
+    if result == "b1":
+        if m.dtype == "bf16":
+            return Arithmetic(m.w, "f32", m.lanes).cmp("une", _cast(m, x, "f32"), m.c(0.0, "f32"))
+        return m.cmp("une" if m.kind == "float" else "ne", x, m.c(0))
+    if m.dtype == "bf16":
+        return _cast(Arithmetic(m.w, "f32", m.lanes), _from_bfloat16(m, x), result)
+    if result == "bf16":
+        if m.dtype == "f32":
+            return _to_bfloat16(m, x)
+        return _to_bfloat16(Arithmetic(m.w, "f32", m.lanes), _cast(m, x, "f32"))
+    target, source = DTYPES[result], DTYPES[m.dtype]
+    t = llvm_type(result, m.lanes)
+    if target.kind == "float":
+        if source.kind == "float":
+            return m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
+        return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
+    if source.kind == "float":
+        if target.bytes >= 4:
+            return m.cast("fptosi", x, m.t, t)
+        # Through a wide integer, which then wraps, as the C conversion does on this hardware.
+        wide = llvm_type("i32", m.lanes)
+        return m.cast("trunc", m.cast("fptosi", x, m.t, wide), wide, t)
+    if source.kind == "bool":
+        return m.cast("zext", x, m.t, t)
+    if target.bytes < source.bytes:
+        return m.cast("trunc", x, m.t, t)
+    if target.bytes > source.bytes:
+        return m.cast("sext" if source.kind == "int" else "zext", x, m.t, t)
+    return x
+
+
+def _from_bfloat16(m: Arithmetic, x: str) -> str:
+    wide = llvm_type("i32", m.lanes)
+    bits = m.w.let(f"shl {wide} {m.cast('zext', x, m.t, wide)}, {m.c(16, 'i32')}")
+    return m.cast("bitcast", bits, wide, llvm_type("f32", m.lanes))
+
+
+def _to_bfloat16(m: Arithmetic, x: str) -> str:
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = m.cast("bitcast", x, m.t, m.int_t)
+    odd = m.i("and", m.i("lshr", bits, m.c(16, "i32"), m.int_t), m.c(1, "i32"), m.int_t)
+    rounded = m.i("add", m.i("add", bits, odd, m.int_t), m.c(0x7FFF, "i32"), m.int_t)
+    high = m.i("lshr", rounded, m.c(16, "i32"), m.int_t)
+    high = m.select(m.cmp("uno", x, x), m.c(0x7FC0, "i32"), high, m.int_t)
+    return m.cast("trunc", high, m.int_t, llvm_type("bf16", m.lanes))
+
+
+_INLINE: dict[str, Inline] = {
+    "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
+    "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder,
+    "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
+    "shl": _shl, "shr": _shr,
+}  # fmt: skip

@@ -1,0 +1,205 @@
+"""Writing LLVM IR: names, types, constants and the few idioms every generator here shares.
+
+A value in flight is an `Operand`: its text, its loop-IR type and how many lanes it has (1 is a scalar).
+Loop counters and accumulators live in stack slots; LLVM's SROA pass turns them into registers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from litz.loop.dtype import DTYPES
+
+
+class Operand(NamedTuple):
+    text: str
+    dtype: str
+    lanes: int
+
+    @property
+    def type(self) -> str:
+        return llvm_type(self.dtype, self.lanes)
+
+
+def llvm_type(dtype: str, lanes: int = 1) -> str:
+    scalar = DTYPES[dtype].llvm
+    return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+
+
+_SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
+
+
+def overload(type_text: str) -> str:
+    """How an intrinsic's name spells a type: `<16 x float>` is `v16f32`."""
+    if type_text.startswith("<"):
+        lanes, scalar = type_text[1:-1].split(" x ")
+        return f"v{lanes}{_SUFFIX.get(scalar, scalar)}"
+    return _SUFFIX.get(type_text, type_text)
+
+
+def literal(value: float | int | bool, dtype: str) -> str:
+    kind = DTYPES[dtype].kind
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind in ("int", "uint"):
+        return str(int(value))
+    if dtype == "f16":
+        import numpy as np
+
+        return f"0xH{int(np.float16(value).view(np.uint16)):04X}"
+    if dtype == "bf16":
+        return str(_bfloat16_bits(float(value)))
+    if dtype == "f32":
+        value = _round_to_float32(float(value))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+
+
+def _round_to_float32(value: float) -> float:
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _bfloat16_bits(value: float) -> int:
+    bits = struct.unpack("<I", struct.pack("<f", _round_to_float32(value)))[0]
+    if value != value:
+        return 0x7FC0
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+class Module:
+    """Functions, and what they need declared."""
+
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+        self.declarations: dict[str, None] = {}
+        self.globals: dict[str, str] = {}
+
+    def declare(self, text: str) -> None:
+        self.declarations[text] = None
+
+    def constant_array(self, values: tuple[int, ...]) -> str:
+        """A global array of i64, shared by all who need the same one."""
+        text = ", ".join(f"i64 {v}" for v in values)
+        definition = f"constant [{len(values)} x i64] [{text}]" if values else "constant [1 x i64] [i64 0]"
+        return self.globals.setdefault(definition, f"@array{len(self.globals)}")
+
+    def constant_string(self, value: str) -> str:
+        data = value.encode() + b"\0"
+        text = "".join(f"\\{byte:02X}" for byte in data)
+        return self.globals.setdefault(f'constant [{len(data)} x i8] c"{text}"', f"@text{len(self.globals)}")
+
+    def text(self) -> str:
+        globals_ = [f"{name} = private unnamed_addr {definition}" for definition, name in self.globals.items()]
+        return "\n".join([*globals_, *self.declarations, *self.functions, ""])
+
+
+class Writer:
+    """One function's text."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.lines: list[str] = []
+        self.entry: list[str] = []  # stack slots, placed in the entry block whatever loop asks for them
+        self._count = 0
+
+    def fresh(self, prefix: str = "x") -> str:
+        self._count += 1
+        return f"%{prefix}{self._count}"
+
+    def emit(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def let(self, text: str, prefix: str = "x") -> str:
+        name = self.fresh(prefix)
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def label(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def place(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+
+    def slot(self, type_text: str, align: int = 64) -> str:
+        name = self.fresh("slot")
+        self.entry.append(f"  {name} = alloca {type_text}, align {align}")
+        return name
+
+    # -- integers ---------------------------------------------------------------------------------
+    def add(self, a: str, b: str) -> str:
+        if a == "0":
+            return b
+        if b == "0":
+            return a
+        return self.let(f"add nsw i64 {a}, {b}", "i")
+
+    def mul(self, a: str, b: str) -> str:
+        if a == "1":
+            return b
+        if b == "1":
+            return a
+        if "0" in (a, b):
+            return "0"
+        return self.let(f"mul nsw i64 {a}, {b}", "i")
+
+    def minimum(self, a: str, b: str) -> str:
+        return self.intrinsic("llvm.smin", "i64", a, b)
+
+    # -- vectors ----------------------------------------------------------------------------------
+    def splat(self, value: Operand, lanes: int) -> Operand:
+        if value.lanes == lanes:
+            return value
+        assert value.lanes == 1
+        scalar, vector = llvm_type(value.dtype), llvm_type(value.dtype, lanes)
+        if not value.text.startswith("%"):
+            return Operand(f"splat ({scalar} {value.text})", value.dtype, lanes)
+        one = self.let(f"insertelement {vector} poison, {scalar} {value.text}, i32 0")
+        return Operand(self.let(f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"), value.dtype, lanes)
+
+    def intrinsic(self, name: str, type_text: str, *args: str, result: str | None = None) -> str:
+        """A call of an intrinsic overloaded on one type, all arguments of that type."""
+        full = f"@{name}.{overload(type_text)}"
+        types = ", ".join([type_text] * len(args))
+        self.module.declare(f"declare {result or type_text} {full}({types})")
+        values = ", ".join(f"{type_text} {a}" for a in args)
+        return self.let(f"call {result or type_text} {full}({values})")
+
+    # -- control ----------------------------------------------------------------------------------
+    @contextmanager
+    def loop(self, start: str, stop: str, step: str | int = 1, prefix: str = "l") -> Iterator[str]:
+        """`for (i = start; i < stop; i += step)`; yields `i`. A loop that provably runs once has no branch."""
+        if start.isdigit() and stop.isdigit() and int(start) < int(stop) <= int(start) + int(step):
+            yield start
+            return
+        counter = self.slot("i64", 8)
+        self.emit(f"store i64 {start}, ptr {counter}")
+        head, body, done = self.label("head"), self.label("body"), self.label("done")
+        self.emit(f"br label %{head}")
+        self.place(head)
+        i = self.let(f"load i64, ptr {counter}", prefix)
+        self.emit(f"br i1 {self.let(f'icmp slt i64 {i}, {stop}')}, label %{body}, label %{done}")
+        self.place(body)
+        yield i
+        self.emit(f"store i64 {self.let(f'add nsw i64 {i}, {step}')}, ptr {counter}")
+        self.emit(f"br label %{head}")
+        self.place(done)
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        body, done = self.label("then"), self.label("done")
+        self.emit(f"br i1 {condition}, label %{body}, label %{done}")
+        self.place(body)
+        yield
+        self.emit(f"br label %{done}")
+        self.place(done)
+
+    def define(self, name: str, parameters: str, result: str = "void", attributes: str = "nounwind") -> None:
+        """Close the function and hand it to the module."""
+        body = "\n".join([*self.entry, *self.lines])
+        self.module.functions.append(f"define {result} @{name}({parameters}) {attributes} {{\nentry:\n{body}\n}}")

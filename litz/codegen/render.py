@@ -1,0 +1,101 @@
+"""Render a program: LLVM text for its kernels, each different one once, and for its host functions.
+
+In: a scheduled `Program` and its `Layout`. Out: a `Rendering`: the module's text and the plan the
+runtime follows, native stretches and the operators called between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Union
+
+from litz.codegen import host
+from litz.codegen.llvm import contract, loops, microkernel
+from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.writer import Module
+from litz.context import Context
+from litz.loop.contraction import contraction
+from litz.loop.ir import Buffer, Call, Kernel, Load, Program, Store
+
+
+@dataclass(frozen=True)
+class Native:
+    """A stretch of steps that one host function runs."""
+
+    function: str
+
+
+Item = Union[Native, Call]
+
+
+@dataclass(frozen=True)
+class Rendering:
+    text: str
+    plan: tuple[Item, ...]
+    slots: dict[str, int]
+    launches: int
+    kernels: int  # different ones
+    workspace: int  # bytes, for all threads together
+    libraries: tuple[tuple[str, str], ...]  # functions that depend on the machine alone: name and module text
+
+
+def render(program: Program, ctx: Context) -> Rendering:
+    module = Module()
+    host.declare_runtime(module)
+    slots = {name: i for i, name in enumerate(program.buffers)}
+    threads = ctx.target.threads
+    built: dict[tuple, Rendered] = {}
+    plan: list[Item] = []
+    writer: host.HostWriter | None = None
+    tiles: dict[microkernel.Tile, None] = {}
+    launches = 0
+    workspace = 0
+
+    def close() -> None:
+        nonlocal writer
+        if writer is not None:
+            writer.finish()
+            plan.append(Native(writer.name))
+            writer = None
+
+    for step in program.steps:
+        if isinstance(step, Call):
+            close()
+            plan.append(step)
+            continue
+        if writer is None:
+            writer = host.HostWriter(module, f"run{len(plan)}", slots, threads)
+        shape, order, shared = _anonymous(step, program.buffers)
+        kernel = built.get(shape)
+        if kernel is None:
+            name = f"k{len(built)}_{step.name}"
+            product = contraction(shared)
+            if product is not None:
+                named = _renamed(order, program.buffers)
+                kernel, called = contract.render(shared, product, named, ctx.target, module, name)
+                tiles.update(dict.fromkeys(called))
+            else:
+                kernel = loops.render(shared, _renamed(order, program.buffers), ctx.target, module, name)
+            host.write_team_body(module, kernel)
+            built[shape] = kernel
+        names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
+        writer.launch(kernel, tuple(names[b] for b in kernel.buffers))
+        launches += 1
+        workspace = max(workspace, kernel.workspace * threads)
+    close()
+    return Rendering(module.text(), tuple(plan), slots, launches, len(built), workspace, tuple((t.name, microkernel.text(t)) for t in tiles))
+
+
+def _anonymous(kernel: Kernel, buffers: dict[str, Buffer]) -> tuple[tuple, tuple[str, ...], Kernel]:
+    """The kernel with its buffers numbered, so that equal work on other buffers is the same value."""
+    order = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
+    number = {b: f"b{i}" for i, b in enumerate(order)}
+    body = tuple(
+        replace(op, buffer=number[op.buffer]) if isinstance(op, (Load, Store)) else op for op in kernel.body
+    )
+    types = tuple((buffers[b].dtype, buffers[b].size) for b in order)
+    return (kernel.axes, kernel.reduced, body, types), order, replace(kernel, body=body)
+
+
+def _renamed(order: tuple[str, ...], buffers: dict[str, Buffer]) -> dict[str, Buffer]:
+    return {f"b{i}": replace(buffers[b], name=f"b{i}") for i, b in enumerate(order)}

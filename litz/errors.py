@@ -1,0 +1,118 @@
+"""Errors a user can act on.
+
+In: a message, and whatever is known about where it happened. Out: a typed exception whose text says what
+was being done, on which node, from which line of the user's own program, and what to do next.
+
+Every class also derives from the built-in exception a caller would expect (`ValueError` for a bad option),
+so that code which does not know Litz can still catch it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+
+class LitzError(Exception):
+    """Base of all errors Litz raises on its own account."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str | None = None,
+        node: Any = None,
+        source: str | None = None,
+        excerpt: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.stage = stage
+        # Text only: an exception outlives the compile, and must not keep its graph and weights alive.
+        self.node = None if node is None else _describe(node)
+        self.source = source_of(node) if source is None and node is not None else source
+        self.excerpt = excerpt
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        for label, text in (("stage", self.stage), ("node", self.node), ("source", self.source)):
+            if text is not None:
+                lines.append(f"  {label}: {text}")
+        if self.excerpt is not None:
+            lines.append("  excerpt:")
+            lines.extend(f"    {line}" for line in self.excerpt.rstrip("\n").splitlines())
+        if self.hint is not None:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class OptionError(LitzError, ValueError):
+    """An option that does not exist, or a value it does not accept."""
+
+
+class UnsupportedPlatform(LitzError, RuntimeError):
+    """Litz cannot generate code for this machine."""
+
+
+class CaptureError(LitzError, RuntimeError):
+    """The user's program could not be turned into a functional graph."""
+
+
+class LoweringError(LitzError, RuntimeError):
+    """A graph node could not be turned into loops."""
+
+
+class VerifyError(LitzError, ValueError):
+    """An IR that breaks its own rules: a bug in the stage that produced it."""
+
+
+class ParseError(LitzError, ValueError):
+    """Text that is not the printed form of an IR."""
+
+
+class CompileError(LitzError, RuntimeError):
+    """Generated code was refused by the code generator or could not be loaded."""
+
+
+class CallError(LitzError, RuntimeError):
+    """A compiled program was called with arguments it was not compiled for, or failed while running."""
+
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+
+
+def source_of(node: Any) -> str | None:
+    """The user's line behind an fx node, as `file:line: code`, from `node.meta["stack_trace"]`.
+
+    The innermost frame outside torch itself: `torch/nn/modules/linear.py` tells a user nothing about where
+    in their model the linear is. Falls back to the innermost frame of any kind.
+    """
+    trace = getattr(node, "meta", {}).get("stack_trace")
+    if not trace:
+        return None
+    frames = list(_FRAME.finditer(trace))
+    if not frames:
+        return None
+    inside_torch = _torch_folder()
+    own = [frame for frame in frames if not (inside_torch and frame["file"].startswith(inside_torch))]
+    frame = (own or frames)[-1]
+    following = trace[frame.end() :].split("\n")[1:2]
+    code = following[0].strip() if following and not _FRAME.match(following[0]) else ""
+    place = f"{frame['file']}:{frame['line']}"
+    return f"{place}: {code}" if code else place
+
+
+def _torch_folder() -> str | None:
+    torch = sys.modules.get("torch")
+    file = getattr(torch, "__file__", None)
+    return os.path.dirname(file) + os.sep if file else None
+
+
+def _describe(node: Any) -> str:
+    format_node = getattr(node, "format_node", None)
+    text = format_node() if callable(format_node) else None
+    return str(text if text is not None else node)

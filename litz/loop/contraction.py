@@ -1,0 +1,78 @@
+"""Recognise a matrix product in a kernel's body: one `sum(a * b)` where each factor has axes of its own.
+
+In: a `Kernel`. Out: its `Contraction`, or None. Convolutions are products too: their reduced axes run
+over the window and the channels, and the factor that is the image may be masked at its edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from litz.loop.expr import Axis
+from litz.loop.ir import Apply, Kernel, Load, Reduce, operands
+
+
+@dataclass(frozen=True)
+class Contraction:
+    total: Reduce
+    product: Apply
+    left: Load  # varies over rows
+    right: Load  # varies over columns
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+
+
+def contraction(kernel: Kernel) -> Contraction | None:
+    reduces = [op for op in kernel.body if isinstance(op, Reduce)]
+    if len(reduces) != 1 or reduces[0].kind != "sum" or reduces[0].dtype != "f32":
+        return None
+    values = {op.name: op for op in kernel.body if hasattr(op, "name")}
+    product = values[reduces[0].value]
+    if not isinstance(product, Apply) or product.op != "mul":
+        return None
+    factors = [values[a] for a in product.args]
+    if len(factors) != 2 or not all(isinstance(f, Load) and f.dtype == "f32" for f in factors):
+        return None
+    own = [_axes_of(f, values) for f in factors]
+    parallel = set(kernel.axes)
+    batch = own[0] & own[1] & parallel
+    sides = [(own[i] & parallel) - batch for i in (0, 1)]
+    if not all(sides) or (sides[0] | sides[1] | batch) != parallel:
+        return None
+    contiguous = _unit_axis(kernel)
+    right = 0 if contiguous in sides[0] else 1
+    if factors[right].mask is not None and factors[1 - right].mask is None:  # type: ignore[union-attr]
+        right = 1 - right
+    if factors[right].mask is not None:  # type: ignore[union-attr]
+        return None
+
+    def ordered(axes: set[Axis]) -> tuple[Axis, ...]:
+        return tuple(a for a in kernel.axes if a in axes)
+
+    return Contraction(
+        reduces[0], product, factors[1 - right], factors[right],  # type: ignore[arg-type]
+        ordered(batch), ordered(sides[1 - right]), ordered(sides[right]),
+    )  # fmt: skip
+
+
+def _axes_of(load: Load, values: dict) -> set[Axis]:
+    axes = set(load.index.axes())
+    todo = list(operands(load))
+    while todo:
+        op = values[todo.pop()]
+        if isinstance(op, Load):
+            axes |= op.index.axes()
+        elif hasattr(op, "expr"):
+            axes |= op.expr.axes()
+        todo.extend(operands(op))
+    return axes
+
+
+def _unit_axis(kernel: Kernel) -> Axis | None:
+    for store in kernel.stores:
+        for axis in kernel.axes:
+            step = store.index.coefficient(axis)
+            if step is not None and step.is_int and step.int == 1:
+                return axis
+    return None

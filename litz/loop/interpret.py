@@ -1,0 +1,253 @@
+"""The meaning of a loop program, slow and obvious: what every renderer must agree with.
+
+In: a `Program` and its arguments. Out: its results, as torch tensors over the buffers' memory.
+
+The one idea: a kernel is evaluated a line at a time over its whole iteration space. Axis `k` of `n` is an
+`arange` lying along dimension `k`, every value is an array that broadcasts against all others, and a
+reduction collapses the trailing dimensions, which are the reduced axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from litz.errors import CallError
+from litz.loop.dtype import DTYPES, to_torch
+from litz.loop.expr import Atom, Axis, Expr, Size, Value
+from litz.loop.ir import Apply, Arg, Buffer, Call, Check, Const, Index, Kernel, Load, Op, Program, Reduce, Store, View
+from litz.loop.scalar import SCALARS
+
+Sizes = Mapping[str, int]
+
+
+def interpret(program: Program, inputs: Sequence[torch.Tensor | int], sizes: Sizes | None = None) -> list[object]:
+    """Runs it. Stores to input buffers change the caller's tensors.
+
+    `sizes`: the values of the program's sizes; one that is alone in an input buffer's size may be left out.
+    """
+    if len(inputs) != len(program.inputs):
+        raise CallError(f"the program takes {len(program.inputs)} arguments, and {len(inputs)} were given")
+    known = _bind_sizes(program, inputs, dict(sizes or {}))
+    memory: dict[str, torch.Tensor] = {}
+    for name, given in zip(program.inputs, inputs, strict=True):
+        if name is not None:
+            memory[name] = _flat_input(program.buffers[name], given, known)
+    for name, buffer in program.buffers.items():
+        if name not in memory:
+            memory[name] = _unwritten(buffer, known)
+    for step in program.steps:
+        if isinstance(step, Kernel):
+            _KernelRun(step, program.buffers, memory, known).run()
+        else:
+            _call(step, memory, known)
+    return [_argument(output, memory, known) for output in program.outputs]
+
+
+def _bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int], known: dict[str, int]) -> dict[str, int]:
+    for name, given in zip(program.inputs, inputs, strict=True):
+        if name is None or not isinstance(given, torch.Tensor):
+            continue
+        size = program.buffers[name].size
+        unknown = {a for a in size.atoms() if isinstance(a, Size) and a.name not in known}
+        if len(unknown) != 1 or len(size.terms) != 1 or len(size.terms[0][0]) != 1:
+            continue
+        extent = 1 + sum((n - 1) * step for n, step in zip(given.shape, given.stride(), strict=True))
+        known[unknown.pop().name] = extent // size.terms[0][1]
+    return known
+
+
+def _flat_input(buffer: Buffer, given: torch.Tensor | int, sizes: Sizes) -> torch.Tensor:
+    if not isinstance(given, torch.Tensor) or given.dtype != to_torch(buffer.dtype):
+        raise CallError(f"input {buffer.name} must be a {buffer.dtype} tensor, not {type(given).__name__}")
+    flat = given.detach()
+    return torch.as_strided(flat, (_number(buffer.size, sizes),), (1,), flat.storage_offset())
+
+
+def _unwritten(buffer: Buffer, sizes: Sizes) -> torch.Tensor:
+    # Filled with what stands out, so that an element read before it is written shows in the result.
+    dtype = to_torch(buffer.dtype)
+    fill = float("nan") if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max
+    return torch.full((_number(buffer.size, sizes),), fill, dtype=dtype)
+
+
+def _number(size: Expr, sizes: Sizes) -> int:
+    def value_of(atom: Atom) -> int:
+        assert isinstance(atom, Size), f"{atom} in {size} is not a size"
+        if atom.name not in sizes:
+            raise CallError(f"size {atom.name} follows from no input: give it in `sizes`")
+        return sizes[atom.name]
+
+    return size.evaluate(value_of)  # type: ignore[return-value]
+
+
+# -- kernels --------------------------------------------------------------------------------------
+class _KernelRun:
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], memory: Mapping[str, torch.Tensor], sizes: Sizes):
+        self.kernel, self.buffers, self.memory, self.sizes = kernel, buffers, memory, sizes
+        self.axes = (*kernel.axes, *kernel.reduced)
+        self.shape = tuple(_number(axis.size, sizes) for axis in self.axes)
+        self.values: dict[str, np.ndarray] = {}
+
+    def run(self) -> None:
+        with np.errstate(all="ignore"):
+            for op in self.kernel.body:
+                if isinstance(op, Store):
+                    self.store(op)
+                else:
+                    self.values[op.name] = _as_type(self.evaluate(op), op.dtype)
+
+    def evaluate(self, op: Op) -> np.ndarray:
+        if isinstance(op, Load):
+            return self.load(op)
+        if isinstance(op, Const):
+            return np.full(self.ones, op.value, dtype=DTYPES[op.dtype].numpy)
+        if isinstance(op, Index):
+            return self.offsets(op.expr)
+        if isinstance(op, Apply):
+            return SCALARS[op.op].reference(*(self.values[name] for name in op.args))
+        if isinstance(op, Check):
+            return self.check(op)
+        assert isinstance(op, Reduce)
+        return self.reduce(op)
+
+    @property
+    def ones(self) -> tuple[int, ...]:
+        return (1,) * len(self.axes)
+
+    def offsets(self, index: Expr) -> np.ndarray:
+        def value_of(atom: Atom) -> object:
+            if isinstance(atom, Axis):
+                at = self.axes.index(atom)
+                return np.arange(self.shape[at]).reshape([-1 if i == at else 1 for i in range(len(self.axes))])
+            if isinstance(atom, Value):
+                return self.values[atom.name].astype(np.int64)
+            return np.int64(_number(Expr((((atom,), 1),)), self.sizes))
+
+        found = np.asarray(index.evaluate(value_of), dtype=np.int64)
+        return found.reshape(self.ones) if found.ndim == 0 else found
+
+    def load(self, op: Load) -> np.ndarray:
+        at = self.offsets(op.index)
+        cells = _cells(self.memory[op.buffer])
+        if op.mask is None:
+            self.inside(op, at)
+            return _from_cells(cells[at], op.dtype)
+        mask, at = np.broadcast_arrays(self.values[op.mask], at)
+        self.inside(op, at[mask])
+        read = np.zeros(at.shape, dtype=DTYPES[op.dtype].numpy)
+        read[mask] = _from_cells(cells[at[mask]], op.dtype)
+        return read
+
+    def store(self, op: Store) -> None:
+        at, value = np.broadcast_arrays(self.offsets(op.index), self.values[op.value])
+        self.inside(op, at)
+        _cells(self.memory[op.buffer])[at] = _to_cells(value, self.buffers[op.buffer].dtype)
+
+    def inside(self, op: Load | Store, at: np.ndarray) -> None:
+        """NumPy would count a negative offset from the end, and hide the mistake."""
+        count = self.memory[op.buffer].numel()
+        if at.size and (at.min() < 0 or at.max() >= count):
+            wrong = at.min() if at.min() < 0 else at.max()
+            raise IndexError(f"kernel {self.kernel.name}: {op.buffer}[{op.index}] reaches {wrong} of {count} elements")
+
+    def check(self, op: Check) -> np.ndarray:
+        value, limit = self.values[op.value], _number(op.limit, self.sizes)
+        if not np.all((value >= (-limit if op.wrap else 0)) & (value < limit)):
+            raise IndexError("index out of range in self")
+        return np.where(value < 0, value + limit, value)
+
+    def reduce(self, op: Reduce) -> np.ndarray:
+        value = self.values[op.value]
+        kept = len(self.kernel.axes)
+        # A value that does not depend on a reduced axis still counts once for each of its steps.
+        value = np.broadcast_to(value, value.shape[:kept] + self.shape[kept:])
+        rows = value.reshape(*value.shape[:kept], int(np.prod(self.shape[kept:])))
+        return _reduce_rows(op.kind, rows).reshape(value.shape[:kept] + (1,) * len(self.kernel.reduced))
+
+
+def _reduce_rows(kind: str, rows: np.ndarray) -> np.ndarray:
+    if kind in ("sum", "prod"):
+        # Added up in double, so that the reference does not depend on an order of summation.
+        wide = np.float64 if rows.dtype.kind == "f" else rows.dtype
+        return np.sum(rows, axis=-1, dtype=wide) if kind == "sum" else np.prod(rows, axis=-1, dtype=wide)
+    one = {"max": np.max, "min": np.min, "any": np.any, "all": np.all, "argmax": np.argmax, "argmin": np.argmin}
+    return np.asarray(one[kind](rows, axis=-1))  # type: ignore[operator]
+
+
+def _as_type(value: np.ndarray, dtype: str) -> np.ndarray:
+    """The value rounded to its type; bfloat16, which NumPy lacks, as the float32 nearest to it."""
+    value = np.asarray(value)
+    if dtype == "bf16":
+        return torch.from_numpy(np.array(value, dtype=np.float32)).bfloat16().float().numpy()
+    if dtype == "u8" and value.dtype.kind == "f":
+        value = value.astype(np.int64)  # as eager: a negative number wraps
+    return value.astype(DTYPES[dtype].numpy, copy=False)
+
+
+def _cells(flat: torch.Tensor) -> np.ndarray:
+    """The buffer's memory, shared; bfloat16 as its bits."""
+    return flat.view(torch.int16).numpy() if flat.dtype == torch.bfloat16 else flat.numpy()
+
+
+def _from_cells(cells: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype != "bf16":
+        return cells
+    return torch.from_numpy(np.array(cells)).view(torch.bfloat16).float().numpy()
+
+
+def _to_cells(value: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype != "bf16":
+        return value
+    return torch.from_numpy(np.array(value)).bfloat16().view(torch.int16).numpy()
+
+
+# -- calls ----------------------------------------------------------------------------------------
+def _call(call: Call, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
+    args = [_argument(arg, memory, sizes) for arg in call.args]
+    kwargs = {name: _argument(arg, memory, sizes) for name, arg in call.kwargs}
+    with torch.no_grad():
+        made = list(_tensors(_operator(call.target)(*args, **kwargs)))
+        if call.results and len(made) != len(call.results):
+            raise CallError(f"{call.target} gave {len(made)} results where {len(call.results)} were expected")
+        for view, tensor in zip(call.results, made, strict=False):
+            if view is not None and tensor is not None:
+                _window(view, memory, sizes).copy_(tensor)
+
+
+def _operator(target: str) -> torch._ops.OpOverload:
+    namespace, _, name = target.partition("::")
+    name, _, overload = name.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+def _argument(arg: Arg, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> object:
+    if isinstance(arg, View):
+        return _window(arg, memory, sizes)
+    if isinstance(arg, Expr):
+        return _number(arg, sizes)
+    if isinstance(arg, (tuple, list)):
+        return [_argument(item, memory, sizes) for item in arg]
+    return arg
+
+
+def _window(view: View, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+    flat = memory[view.buffer].view(to_torch(view.dtype))
+    shape = [_number(size, sizes) for size in view.sizes]
+    strides = [_number(stride, sizes) for stride in view.strides]
+    return torch.as_strided(flat, shape, strides, flat.storage_offset() + _number(view.offset, sizes))
+
+
+def _tensors(result: object) -> Iterator[torch.Tensor | None]:
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            yield from _tensors(item)
+    elif result is None or isinstance(result, torch.Tensor):
+        yield result
+    else:
+        yield torch.as_tensor(result)
+
+
+__all__ = ["interpret"]

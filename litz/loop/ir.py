@@ -1,0 +1,219 @@
+"""The loop IR: a `Program` is a list of steps over flat buffers; a step is a `Kernel` or a `Call`.
+
+A `Kernel` is an iteration space and a body in SSA form. Every axis is parallel or reduced; a value
+depends on the axes that reach it, and `Reduce` takes the reduced ones away. The body is written once,
+as if all of a row were in registers: how many passes over the reduced axes that takes is the
+renderer's business. A matrix product is simply `sum(a * b)`; the renderer recognises it.
+
+Buffers are flat: an index is an offset in elements. Views exist only as index arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Union
+
+from litz.loop.expr import Axis, Expr, Value, expr
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Flat memory. `input`: the caller's; `output`: handed to the caller; `temp`: the arena's."""
+
+    name: str
+    dtype: str
+    size: Expr
+    kind: str = "temp"
+
+
+@dataclass(frozen=True)
+class Load:
+    """`buffer[index]`; where `mask` is false, zero, and nothing is read."""
+
+    name: str
+    dtype: str
+    buffer: str
+    index: Expr
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Const:
+    name: str
+    dtype: str
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index expression as a value."""
+
+    name: str
+    dtype: str
+    expr: Expr
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A scalar operator of `ops/scalar.py` applied to earlier values."""
+
+    name: str
+    dtype: str
+    op: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """An index taken from data: a negative one counts from the end if `wrap`; one out of `limit` raises IndexError."""
+
+    name: str
+    dtype: str
+    value: str
+    limit: Expr
+    wrap: bool = True
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`kind` over the reduced axes. `argmax` and `argmin` give the flat position, the first of equals."""
+
+    name: str
+    dtype: str
+    kind: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: str
+    index: Expr
+    value: str
+
+
+Op = Union[Load, Const, Index, Apply, Check, Reduce, Store]
+
+
+def operands(op: Op) -> tuple[str, ...]:
+    """The values an operator reads, those inside its index included."""
+    if isinstance(op, Apply):
+        return op.args
+    if isinstance(op, Load):
+        inside = tuple(sorted(v.name for v in op.index.values()))
+        return inside if op.mask is None else (*inside, op.mask)
+    if isinstance(op, Store):
+        return (*sorted(v.name for v in op.index.values()), op.value)
+    if isinstance(op, (Check, Reduce)):
+        return (op.value,)
+    if isinstance(op, Index):
+        return tuple(sorted(v.name for v in op.expr.values()))
+    return ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    axes: tuple[Axis, ...]  # parallel, outermost first
+    reduced: tuple[Axis, ...]
+    body: tuple[Op, ...]
+    origins: tuple[str, ...] = field(default=(), compare=False)  # fx node names, for reports
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(op for op in self.body if isinstance(op, Load))
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(op for op in self.body if isinstance(op, Store))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(op.buffer for op in self.loads))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(op.buffer for op in self.stores))
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as the outside sees it: a window on a buffer."""
+
+    buffer: str
+    dtype: str
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr = expr(0)
+
+    def at(self, index: tuple[Expr, ...]) -> Expr:
+        total = self.offset
+        for i, stride in zip(index, self.strides, strict=True):
+            total = total + i * stride
+        return total
+
+
+# What an argument of a call may be; lists nest.
+Arg = Union[View, Expr, None, bool, int, float, complex, str, object, tuple]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator called as it is. `results` are the windows its outputs are written to or bound to.
+
+    `owns`: the operator allocates its results, and their buffers live outside the arena.
+    `why`: the reason it was not generated, for the report.
+    """
+
+    name: str
+    target: str  # "aten::mm" or "aten::mm.out", ...
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    results: tuple[View | None, ...]
+    mutates: tuple[str, ...] = ()
+    why: str = ""
+    origins: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(v.buffer for v in views((self.args, self.kwargs))))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        made = tuple(v.buffer for v in self.results if v is not None)
+        return tuple(dict.fromkeys((*made, *self.mutates)))
+
+
+Step = Union[Kernel, Call]
+
+
+def views(arg: Arg) -> Iterator[View]:
+    if isinstance(arg, View):
+        yield arg
+    elif isinstance(arg, (tuple, list)):
+        for item in arg:
+            yield from views(item)
+
+
+@dataclass(frozen=True)
+class Program:
+    buffers: dict[str, Buffer]
+    inputs: tuple[str | None, ...]  # one an argument: its buffer, or None for what is not a tensor
+    outputs: tuple[Arg, ...]  # views, and plain values returned as they are
+    steps: tuple[Step, ...]
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Kernel))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Call))
+
+
+__all__ = [
+    "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Expr", "Index", "Kernel", "Load",
+    "Op", "Program", "Reduce", "Step", "Store", "Value", "View", "operands", "views",
+]  # fmt: skip

@@ -1,0 +1,349 @@
+"""What lowerings are written with: a `Body` grows one kernel, a `Builder` grows the program.
+
+In: fake tensors (shape, strides, dtype) and views of earlier results. Out: steps and buffers.
+Every buffer has the strides eager would give it, so a view operator costs nothing: its result is
+another window on the same buffer, read off its fake tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.context import Context
+from litz.errors import LoweringError, source_of
+from litz.loop.dtype import DTYPES, compute_type, from_torch
+from litz.loop.expr import ONE, ZERO, Axis, Expr, ExprLike, Value, expr
+from litz.loop.ir import (
+    Apply,
+    Buffer,
+    Call,
+    Check,
+    Const,
+    Index,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    Step,
+    Store,
+    View,
+)
+from litz.loop.scalar import BOOL, SCALARS
+
+Point = tuple[Expr, ...]  # one index an axis of a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Val:
+    """A value of a body, with the arithmetic one writes formulas in. Python numbers become constants."""
+
+    body: Body
+    name: str
+    dtype: str
+
+    def _op(self, op: str, other: Val | float) -> Val:
+        return self.body.apply(op, self, other)
+
+    def _rop(self, op: str, other: Val | float) -> Val:
+        return self.body.apply(op, self.body.like(self, other), self)
+
+    def __add__(self, other):
+        return self._op("add", other)
+
+    def __radd__(self, other):
+        return self._rop("add", other)
+
+    def __sub__(self, other):
+        return self._op("sub", other)
+
+    def __rsub__(self, other):
+        return self._rop("sub", other)
+
+    def __mul__(self, other):
+        return self._op("mul", other)
+
+    def __rmul__(self, other):
+        return self._rop("mul", other)
+
+    def __truediv__(self, other):
+        return self._op("div", other)
+
+    def __rtruediv__(self, other):
+        return self._rop("div", other)
+
+    def __neg__(self):
+        return self.body.apply("neg", self)
+
+    def __and__(self, other):
+        return self._op("and", other)
+
+    def __or__(self, other):
+        return self._op("or", other)
+
+    def __invert__(self):
+        return self.body.apply("not", self)
+
+    def __lt__(self, other):
+        return self._op("lt", other)
+
+    def __le__(self, other):
+        return self._op("le", other)
+
+    def __gt__(self, other):
+        return self._op("gt", other)
+
+    def __ge__(self, other):
+        return self._op("ge", other)
+
+    def eq(self, other):
+        return self._op("eq", other)
+
+    def ne(self, other):
+        return self._op("ne", other)
+
+
+class Body:
+    """One kernel's operators in order; the same operator on the same arguments is written once."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._seen: dict[tuple, Val] = {}
+
+    def _value(self, make: Callable[[str], Op], dtype: str, *key: Any) -> Val:
+        found = self._seen.get(key)
+        if found is None:
+            found = Val(self, f"v{len(self.ops)}", dtype)
+            self.ops.append(make(found.name))
+            self._seen[key] = found
+        return found
+
+    def load(self, view: View, point: Point, mask: Val | None = None) -> Val:
+        index, masked = view.at(point), None if mask is None else mask.name
+        return self._value(
+            lambda name: Load(name, view.dtype, view.buffer, index, masked),
+            view.dtype, "load", view.buffer, index, masked,
+        )  # fmt: skip
+
+    def const(self, value: float | int | bool, dtype: str) -> Val:
+        kind = DTYPES[dtype].kind
+        value = float(value) if kind == "float" else bool(value) if kind == "bool" else int(value)
+        return self._value(lambda name: Const(name, dtype, value), dtype, "const", dtype, repr(value))
+
+    def like(self, value: Val, other: Val | float) -> Val:
+        return other if isinstance(other, Val) else self.const(other, value.dtype)
+
+    def index(self, e: ExprLike, dtype: str = "i64") -> Val:
+        e = expr(e)
+        return self._value(lambda name: Index(name, dtype, e), dtype, "index", dtype, e)
+
+    def apply(self, op: str, *args: Val | float) -> Val:
+        row = SCALARS[op]
+        typed = next(a for a in reversed(args) if isinstance(a, Val))
+        vals = [a if isinstance(a, Val) else self.const(a, typed.dtype) for a in args]
+        assert len(vals) == row.arity, f"{op} takes {row.arity} arguments"
+        dtype = "b1" if row.result == BOOL else vals[-1].dtype
+        names = tuple(v.name for v in vals)
+        return self._value(lambda name: Apply(name, dtype, op, names), dtype, op, names)
+
+    def cast(self, value: Val, dtype: str) -> Val:
+        if value.dtype == dtype:
+            return value
+        return self._value(lambda name: Apply(name, dtype, "cast", (value.name,)), dtype, "cast", dtype, value.name)
+
+    def where(self, condition: Val, yes: Val | float, no: Val | float) -> Val:
+        typed = yes if isinstance(yes, Val) else no
+        assert isinstance(typed, Val)
+        return self.apply("where", condition, self.like(typed, yes), self.like(typed, no))
+
+    def reduce(self, kind: str, value: Val) -> Val:
+        dtype = "i64" if kind in ("argmax", "argmin") else value.dtype
+        return self._value(lambda name: Reduce(name, dtype, kind, value.name), dtype, "reduce", kind, value.name)
+
+    def position(self, value: Val, limit: ExprLike, wrap: bool = True) -> Expr:
+        """A loaded integer as an index: wrapped when negative (unless not `wrap`), checked against `limit`."""
+        limit, whole = expr(limit), self.cast(value, "i64").name
+        checked = self._value(
+            lambda name: Check(name, "i64", whole, limit, wrap), "i64", "check", whole, limit, wrap
+        )  # fmt: skip
+        return expr(Value(checked.name, limit))
+
+    def store(self, view: View, point: Point, value: Val) -> None:
+        self.ops.append(Store(view.buffer, view.at(point), self.cast(value, view.dtype).name))
+
+
+class Space:
+    """The axes of one kernel: a parallel axis for each dimension of `sizes`, in order of falling stride."""
+
+    def __init__(self) -> None:
+        self.parallel: list[Axis] = []
+        self.reduced: list[Axis] = []
+
+    def over(self, sizes: Sequence[Expr], strides: Sequence[Expr] | None = None) -> Point:
+        """A point running over a tensor of `sizes`; axes of size 1 are left out (index 0)."""
+        order = list(range(len(sizes)))
+        if strides is not None and all(s.is_int for s in strides):
+            order.sort(key=lambda d: -strides[d].int)  # stable: ties keep the order of dimensions
+        point: list[Expr] = [ZERO] * len(sizes)
+        for d in order:
+            if sizes[d] is not ONE:
+                axis = Axis(f"i{len(self.parallel)}", sizes[d])
+                self.parallel.append(axis)
+                point[d] = expr(axis)
+        return tuple(point)
+
+    def reduce_over(self, size: ExprLike) -> Expr:
+        if expr(size) is ONE:
+            return ZERO
+        axis = Axis(f"r{len(self.reduced)}", size)
+        self.reduced.append(axis)
+        return expr(axis)
+
+
+class Builder:
+    def __init__(self, ctx: Context):
+        self.ctx = ctx
+        self.buffers: dict[str, Buffer] = {}
+        self.steps: list[Step] = []
+        self.node: fx.Node | None = None  # the operator being lowered
+        self._storage_offset: dict[str, Expr] = {}
+
+    # -- buffers ------------------------------------------------------------------------------
+    def allocate(self, fake: torch.Tensor, kind: str = "temp", name: str | None = None) -> View:
+        """A new buffer with the shape and strides of `fake`."""
+        dtype = from_torch(fake.dtype) or f"torch.{str(fake.dtype).removeprefix('torch.')}"
+        sizes, strides = sizes_of(fake), tuple(self.size_expr(s) for s in fake.stride())
+        extent = ONE
+        for size, stride in zip(sizes, strides, strict=True):
+            extent = extent + (size - 1) * stride
+        if any(size is ZERO for size in sizes):
+            extent = ZERO
+        name = name or f"t{len(self.buffers)}"
+        self.buffers[name] = Buffer(name, dtype, extent, kind)
+        self._storage_offset[name] = self.size_expr(fake.storage_offset())
+        return View(name, dtype, sizes, strides)
+
+    def scratch(self, sizes: Sequence[ExprLike], dtype: str) -> View:
+        """A new contiguous buffer of a shape no fake tensor has."""
+        dims = tuple(expr(s) for s in sizes)
+        strides: list[Expr] = []
+        step = ONE
+        for size in reversed(dims):
+            strides.append(step)
+            step = step * size
+        name = f"t{len(self.buffers)}"
+        self.buffers[name] = Buffer(name, dtype, step)
+        self._storage_offset[name] = ZERO
+        return View(name, dtype, dims, tuple(reversed(strides)))
+
+    def window(self, base: View, fake: torch.Tensor) -> View:
+        """Another window on `base`'s buffer, as `fake` describes it."""
+        offset = self.size_expr(fake.storage_offset()) - self._storage_offset[base.buffer]
+        return View(base.buffer, base.dtype, sizes_of(fake), tuple(self.size_expr(s) for s in fake.stride()), offset)
+
+    @staticmethod
+    def size_expr(size: int | torch.SymInt) -> Expr:
+        if isinstance(size, int):
+            return expr(size)
+        raise LoweringError(f"symbolic size {size}: dynamic shapes are compiled for each size they take")
+
+    # -- steps --------------------------------------------------------------------------------
+    def emit(self, space: Space, body: Body) -> None:
+        # A dimension of size 0 means nothing to do.
+        if any(axis.size is ZERO for axis in space.parallel):
+            return
+        name = self.name_of(self.node)
+        self.steps.append(
+            Kernel(f"{name}_{len(self.steps)}", tuple(space.parallel), tuple(space.reduced), tuple(body.ops), self.origin())
+        )
+
+    def pointwise(self, fake: torch.Tensor, formula: Callable[[Body, Point], Val], out: View | None = None) -> View:
+        """A kernel that computes each element of a result like `fake` by `formula`."""
+        out = out or self.allocate(fake)
+        space, body = Space(), Body()
+        point = space.over(out.sizes, out.strides)
+        body.store(out, point, formula(body, point))
+        self.emit(space, body)
+        return out
+
+    def library(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """A heavy operator that the library does as well: called, and no fallback."""
+        return self._call(node, args, kwargs, "library")
+
+    def call(self, node: fx.Node, args: tuple, kwargs: dict, why: str) -> Any:
+        """The operator as it is, on windows of buffers; a fallback, counted and reported."""
+        self.ctx.fallback(str(node.target), why, source_of(node))
+        return self._call(node, args, kwargs, why)
+
+    def _call(self, node: fx.Node, args: tuple, kwargs: dict, why: str) -> Any:
+        fakes = node.meta["val"]
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        several = isinstance(fakes, (tuple, list))
+        results = [
+            self.allocate(f) if isinstance(f, torch.Tensor) else None for f in (fakes if several else (fakes,))
+        ]
+        mutates = tuple(
+            value.buffer
+            for spec, value in zip(target._schema.arguments, args, strict=False)
+            if spec.alias_info is not None and spec.alias_info.is_write and isinstance(value, View)
+        )
+        name = target.name()
+        self.steps.append(
+            Call(f"c{len(self.steps)}", name, freeze(args), freeze(tuple(kwargs.items())), tuple(results), mutates, why, self.origin())
+        )
+        if several:
+            return tuple(results)
+        return results[0] if results else None
+
+    def origin(self) -> tuple[str, ...]:
+        return () if self.node is None else (self.node.name,)
+
+    @staticmethod
+    def name_of(node: fx.Node | None) -> str:
+        target = getattr(node, "target", None)
+        if isinstance(target, torch._ops.OpOverload):
+            return target._schema.name.split("::")[-1].strip("_")
+        return "kernel"
+
+
+def freeze(arg: Any) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return tuple(freeze(a) for a in arg)
+    return arg
+
+
+def sizes_of(fake: torch.Tensor) -> tuple[Expr, ...]:
+    return tuple(Builder.size_expr(s) for s in fake.shape)
+
+
+def broadcast(view: View, point: Point) -> Point:
+    """`point` of the result, seen from an operand that broadcasts to it."""
+    own = point[len(point) - len(view.sizes) :]
+    return tuple(ZERO if size is ONE else i for size, i in zip(view.sizes, own, strict=True))
+
+
+def numel(sizes: Sequence[Expr]) -> Expr:
+    total = ONE
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def operand(body: Body, point: Point, arg: View | float, dtype: str) -> Val:
+    """An argument of a pointwise operator as a value of `dtype`: loaded and broadcast, or a constant."""
+    if isinstance(arg, View):
+        return body.cast(body.load(arg, broadcast(arg, point)), dtype)
+    return body.const(arg, dtype)
+
+
+def computed(fake: torch.Tensor) -> str:
+    """The type in which a result like `fake` is computed."""
+    dtype = from_torch(fake.dtype)
+    if dtype is None:
+        raise LoweringError(f"no loop type for {fake.dtype}")
+    return compute_type(dtype)

@@ -1,0 +1,128 @@
+"""Convolutions: generated as a product over (kernel rows, kernel columns, channels) where that pays, else oneDNN's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.expr import ONE, Expr, expr
+from litz.loop.ir import View
+from litz.ops import matmul
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Any:  # fmt: skip
+    library = (x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+    spatial = len(x.sizes) - 2
+    if transposed or spatial < 1 or not all(s.is_int for s in (*x.sizes, *weight.sizes)):
+        return b.library(node, library, {})
+    fake = node.meta["val"]
+    out_shape = [expr(int(s)) for s in fake.shape]
+    window = Window(
+        _spread(stride, spatial), _spread(padding, spatial), _spread(dilation, spatial), tuple(weight.sizes[2:])
+    )
+    if groups == 1 and _gathers_whole_vectors(b, x, weight, window):
+        rows = numel([out_shape[0], *out_shape[2:]])
+        if matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
+            return _dense(b, node, x, weight, bias, window)
+    if _is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
+        return _depthwise(b, node, x, weight, bias, window)
+    return b.library(node, library, {})
+
+
+class Window:
+    """Which input element kernel element `k` sees from output position `o`: `o*stride + k*dilation - padding`."""
+
+    def __init__(self, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], sizes: Sequence[Expr]):
+        self.stride, self.padding, self.dilation, self.sizes = stride, padding, dilation, sizes
+
+    def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(
+            o * s + i * d - p for o, i, s, p, d in zip(out, k, self.stride, self.padding, self.dilation, strict=True)
+        )
+
+    def load(self, body: Body, x: View, batch: Expr, channel: Expr, out: Sequence[Expr], k: Sequence[Expr]) -> Val:
+        """The element seen, or zero where the window hangs over the edge."""
+        place = self.at(out, k)
+        inside: Val | None = None
+        for position, size in zip(place, x.sizes[2:], strict=True):
+            low, high = position.bounds()
+            tests = []
+            if low is None or low < 0:
+                tests.append(body.index(position) >= 0)
+            if high is None or high >= size.int:
+                tests.append(body.index(position) < size.int)
+            for test in tests:
+                inside = test if inside is None else inside & test
+        return body.load(x, (batch, channel, *place), inside)
+
+
+def _spread(values: Sequence[int], spatial: int) -> tuple[int, ...]:
+    return tuple(values) if len(values) == spatial else tuple(values) * spatial
+
+
+def _is_depthwise(x: View, weight: View, groups: int) -> bool:
+    return groups > 1 and groups == x.sizes[1].int == weight.sizes[0].int and weight.sizes[1] is ONE
+
+
+def _gathers_whole_vectors(b: Builder, x: View, weight: View, window: Window) -> bool:
+    """Whether a vector of the reduced axes lies contiguous in the input: whole channels, or whole kernel rows."""
+    lanes = b.ctx.target.vector_bytes // 4
+    if x.strides[1] is ONE:
+        return weight.sizes[1].int % lanes == 0
+    return (
+        x.strides[-1] is ONE
+        and weight.sizes[-1].int % lanes == 0
+        and window.dilation[-1] == 1
+        and not any(window.padding)
+    )
+
+
+def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    n, o, *place = space.over(out.sizes, out.strides)
+    if x.strides[1] is ONE:
+        k = [space.reduce_over(s) for s in weight.sizes[2:]]
+        c = space.reduce_over(weight.sizes[1])
+    else:
+        c = space.reduce_over(weight.sizes[1])
+        k = [space.reduce_over(s) for s in weight.sizes[2:]]
+    seen = window.load(body, x, n, c, place, k)
+    total = body.reduce("sum", seen * body.load(weight, (o, c, *k)))
+    if bias is not None:
+        total = total + body.load(bias, (o,))
+    body.store(out, (n, o, *place), total)
+    b.emit(space, body)
+    return out
+
+
+def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+    # The weight is laid out channels last first, so that a vector of channels is one load.
+    taps = b.scratch((*weight.sizes[2:], weight.sizes[0]), weight.dtype)
+    space, body = Space(), Body()
+    *k, c = space.over(taps.sizes)
+    body.store(taps, (*k, c), body.load(weight, (c, expr(0), *k)))
+    b.emit(space, body)
+
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    point: Point = space.over(out.sizes, out.strides)
+    n, c, *place = point
+    k = [space.reduce_over(s) for s in weight.sizes[2:]]
+    total = body.reduce("sum", window.load(body, x, n, c, place, k) * body.load(taps, (*k, c)))
+    if bias is not None:
+        total = total + body.load(bias, (c,))
+    body.store(out, point, total)
+    b.emit(space, body)
+    return out

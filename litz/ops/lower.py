@@ -1,0 +1,166 @@
+"""Lower a functional ATen graph to a loop program.
+
+In: an fx graph whose nodes carry fake tensors in `meta["val"]`, and the tensor constants it refers to.
+Out: a `Program` in which every operator is a kernel of its own (fusion comes later), a call, or,
+for a view, nothing at all.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.context import Context
+from litz.errors import LitzError, LoweringError, source_of
+from litz.loop.dtype import from_torch
+from litz.loop.ir import Program, View
+from litz.ops import (  # noqa: F401  (each registers its rows)
+    activation,
+    compare,
+    conv,
+    create,
+    index,
+    join,
+    loss,
+    matmul,
+    moments,
+    norm,
+    pad,
+    pointwise,
+    pool,
+    reduce,
+    resample,
+    scan,
+    scatter,
+    view_copy,
+)  # fmt: skip
+from litz.ops.builder import Builder, operand
+from litz.ops.registry import LOWERINGS
+
+aten = torch.ops.aten
+
+# Views by another name: the result shares the argument's memory although the schema does not say so.
+_ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    program: Program
+    constants: tuple[torch.Tensor, ...]  # values of the inputs that follow the user's own
+
+
+def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
+    builder = Builder(ctx)
+    env: dict[fx.Node, Any] = {}
+    inputs: list[str | None] = []
+    constants: list[torch.Tensor] = []
+    constant_names: list[str] = []
+    outputs: tuple = ()
+    for node in graph_module.graph.nodes:
+        builder.node = node
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                env[node] = builder.allocate(value, "input", f"in{len(inputs)}")
+                inputs.append(env[node].buffer)
+            else:
+                env[node] = value
+                inputs.append(None)
+        elif node.op == "get_attr":
+            tensor = _attribute(graph_module, str(node.target))
+            if not isinstance(tensor, torch.Tensor):
+                raise LoweringError(f"{node.target} is a {type(tensor).__name__}, not a tensor", node=node.name)
+            name = f"const{len(constants)}"
+            env[node] = builder.allocate(node.meta.get("val", tensor), "input", name)
+            constants.append(tensor)
+            constant_names.append(name)
+        elif node.op == "output":
+            outputs = fx.node.map_arg(node.args[0], lambda n: env[n])
+        else:
+            env[node] = _lower_node(builder, node, env)
+    outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    program = Program(builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps))
+    return Lowered(program, tuple(constants))
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    args = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    target = node.target
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if not isinstance(target, torch._ops.OpOverload):
+        raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
+    if _is_view(target) or target in _ALIASES:
+        seen = _window(builder, args[0], node.meta["val"])
+        if seen is not None:
+            return seen
+    if target is aten.copy_.default:
+        return _write_input(builder, node, *args)
+    lowering = LOWERINGS.get(target)
+    if lowering is None:
+        return builder.call(node, args, kwargs, "no lowering")
+    if not _typed(args, node.meta.get("val")):
+        return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
+    try:
+        result = lowering(builder, node, *args, **kwargs)
+    except LitzError:
+        raise
+    except Exception as error:
+        raise LoweringError(
+            f"the lowering of {target} failed: {type(error).__name__}: {error}",
+            stage="lower", node=node.format_node(), source=source_of(node),
+        ) from error  # fmt: skip
+    if result is NotImplemented:
+        return builder.call(node, args, kwargs, "this form has no lowering")
+    return result
+
+
+def _is_view(target: torch._ops.OpOverload) -> bool:
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+def _window(builder: Builder, base: Any, fake: Any) -> Any:
+    """The view's result as a window, or None when it reads the memory as another type."""
+    if not isinstance(base, View):
+        return None
+    if isinstance(fake, (tuple, list)):
+        seen = [_window(builder, base, f) for f in fake]
+        return None if None in seen else tuple(seen)
+    if from_torch(fake.dtype) != base.dtype or fake.is_conj() or fake.is_neg():
+        return None
+    return builder.window(base, fake)
+
+
+def _typed(args: Any, fakes: Any) -> bool:
+    def known(arg: Any) -> bool:
+        if isinstance(arg, View):
+            return not arg.dtype.startswith("torch.")
+        if isinstance(arg, complex):
+            return False
+        if isinstance(arg, torch.Tensor):
+            return from_torch(arg.dtype) is not None
+        return not isinstance(arg, (tuple, list)) or all(known(a) for a in arg)
+
+    return known(args) and known(fakes)
+
+
+def _write_input(builder: Builder, node: fx.Node, target: View, source: View, non_blocking: bool = False) -> Any:
+    """`copy_` into a graph input: how a functional graph gives a mutation back."""
+    fake = node.meta["val"]
+    if not _typed((target, source), fake):
+        return builder.call(node, (target, source), {}, "a dtype the loop IR does not have")
+    if source.buffer == target.buffer:
+        # Reading and writing one buffer at different places in one kernel would race: go through a copy.
+        source = builder.pointwise(fake, lambda body, point: operand(body, point, source, source.dtype))
+    return builder.pointwise(fake, lambda body, point: operand(body, point, source, source.dtype), out=target)

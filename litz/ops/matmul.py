@@ -1,0 +1,82 @@
+"""Matrix products: generated as `sum(a * b)` where the micro-kernel pays, else called from the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.expr import Expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Space, Val, broadcast
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+# Below this many multiplications packing is not paid back; fewer rows than a tile leave it half empty.
+_LEAST_WORK = 1 << 20
+_LEAST_ROWS = 12
+_LEAST_COLUMNS = 16
+
+
+def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
+    """Whether the generated product is expected to beat the library's for this shape."""
+    choice = b.ctx.options.matmul
+    if choice == "library" or dtype != "f32" or b.ctx.target.vector_bytes < 32:
+        return False
+    if not (rows.is_int and columns.is_int and depth.is_int):
+        return False
+    m, n, k = rows.int, columns.int, depth.int
+    if min(m, n, k) == 0:
+        return False
+    if choice == "generate":
+        return True
+    return m >= _LEAST_ROWS and n >= _LEAST_COLUMNS and m * n * k >= _LEAST_WORK
+
+
+def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None) -> View:
+    """`x @ y` over the last two dimensions, batch dimensions alike; `finish(body, point, sum)` may go on from there."""
+    out = b.allocate(fake)
+    space, body = Space(), Body()
+    point = space.over(out.sizes, out.strides)
+    k = space.reduce_over(x.sizes[-1])
+    *batch, m, n = point
+    total = body.reduce("sum", body.load(x, (*batch, m, k)) * body.load(y, (*batch, k, n)))
+    body.store(out, point, total if finish is None else finish(body, point, total))
+    b.emit(space, body)
+    return out
+
+
+@lowers(aten.mm.default)
+def mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
+    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]):
+        return b.library(node, (x, y), {})
+    return product(b, node.meta["val"], x, y)
+
+
+@lowers(aten.addmm.default)
+def addmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
+    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]):
+        return b.library(node, (bias, x, y), {"beta": beta, "alpha": alpha})
+
+    def finish(body: Body, point: tuple, total: Val) -> Val:
+        total = total if alpha == 1 else total * alpha
+        if beta == 0:
+            return total
+        added = body.load(bias, broadcast(bias, point))
+        return total + (added if beta == 1 else added * beta)
+
+    return product(b, node.meta["val"], x, y, finish)
+
+
+@lowers(aten.bmm.default)
+def bmm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
+    if b.ctx.options.matmul != "generate" or not pays(b, x.dtype, x.sizes[1], y.sizes[2], x.sizes[2]):
+        return b.library(node, (x, y), {})
+    return product(b, node.meta["val"], x, y)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
+    return b.library(node, (bias, x, y), {"beta": beta, "alpha": alpha})

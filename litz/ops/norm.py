@@ -1,0 +1,293 @@
+"""Normalisations and softmax: each one kernel, its reductions and what follows them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, from_torch
+from litz.loop.expr import Expr, expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+def split_point(space: Space, view: View, reduced: Sequence[int], memory_order: bool = True) -> Point:
+    """A point over `view` with parallel axes for the dimensions kept and reduced ones for the others.
+
+    Without `memory_order` the reduced axes nest as the dimensions do, which is what flat positions count in.
+    """
+    kept = [d for d in range(len(view.sizes)) if d not in reduced]
+    outer = space.over([view.sizes[d] for d in kept], [view.strides[d] for d in kept])
+    index: list[Expr] = [expr(0)] * len(view.sizes)
+    for d, i in zip(kept, outer, strict=True):
+        index[d] = i
+    # Inner loops run in memory order, whatever the dimensions' order.
+    order = sorted(reduced)
+    if memory_order and all(view.strides[d].is_int for d in reduced):
+        order.sort(key=lambda d: -view.strides[d].int)
+    for d in order:
+        index[d] = space.reduce_over(view.sizes[d])
+    return tuple(index)
+
+
+def over(space: Space, body: Body, kind: str, value: Val) -> Val:
+    """`reduce(kind, value)`; where every reduced dimension has size 1, there is nothing to reduce."""
+    if space.reduced:
+        return body.reduce(kind, value)
+    return body.const(0, "i64") if kind in ("argmax", "argmin") else value
+
+
+def mean_and_variance(space: Space, body: Body, x: Val, count: int) -> tuple[Val, Val]:
+    """In two passes over the row: exact where a single pass cancels."""
+    mean = over(space, body, "sum", x) / count
+    centred = x - mean
+    return mean, over(space, body, "sum", centred * centred) / count
+
+
+@lowers(aten.native_layer_norm.default)
+def native_layer_norm(
+    b: Builder, node: fx.Node, x: View, shape: Sequence[int], weight: View | None, bias: View | None, eps: float
+) -> Any:
+    out_fake, mean_fake, rstd_fake = node.meta["val"]
+    dtype = compute_type(x.dtype)
+    dims = list(range(len(x.sizes) - len(shape), len(x.sizes)))
+    count = numel([x.sizes[d] for d in dims])
+    if not count.is_int or count.int == 0:
+        return NotImplemented
+    out, mean_out, rstd_out = b.allocate(out_fake), b.allocate(mean_fake), b.allocate(rstd_fake)
+    space, body = Space(), Body()
+    point = split_point(space, out, dims)
+    value = body.cast(body.load(x, point), dtype)
+    mean, variance = mean_and_variance(space, body, value, count.int)
+    rstd = body.apply("rsqrt", variance + eps)
+    body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, tuple(point[d] for d in dims)))
+    row = tuple(expr(0) if d in dims else point[d] for d in range(len(point)))
+    body.store(mean_out, row, mean)
+    body.store(rstd_out, row, rstd)
+    b.emit(space, body)
+    return out, mean_out, rstd_out
+
+
+@lowers(aten.native_batch_norm.default)
+def native_batch_norm(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None,
+    running_mean: View | None, running_var: View | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    if not training:
+        if running_mean is None or running_var is None:
+            return NotImplemented
+        return _batch_norm_inference(b, node, x, weight, bias, running_mean, running_var, eps)
+    # Eager updates the running statistics where they lie, although the schema does not say so.
+    return _batch_norm_training(b, node, x, weight, bias, _Running(running_mean, running_var, momentum), eps)
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_no_training(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None,
+    running_mean: View, running_var: View, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    return _batch_norm_inference(b, node, x, weight, bias, running_mean, running_var, eps)
+
+
+@lowers(aten._native_batch_norm_legit.default)
+def batch_norm_legit(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, running_mean: View, running_var: View,
+    training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    return native_batch_norm(b, node, x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, training: bool, momentum: float,
+    eps: float,
+) -> Any:  # fmt: skip
+    return _batch_norm_training(b, node, x, weight, bias, None, eps) if training else NotImplemented
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, running_mean: View, running_var: View,
+    training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    if not training:
+        return NotImplemented
+    fakes = node.meta["val"]
+    updated = b.allocate(fakes[3]), b.allocate(fakes[4])
+    running = _Running(running_mean, running_var, momentum, *updated)
+    made = _batch_norm_training(b, node, x, weight, bias, running, eps)
+    return made if made is NotImplemented else (*made, *updated)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Running statistics, how much of the batch's goes into them, and where they are written (back, if not said)."""
+
+    mean: View | None
+    variance: View | None
+    momentum: float
+    mean_out: View | None = None
+    variance_out: View | None = None
+
+    def update(self, body: Body, channel: Point, mean: Val, variance: Val, count: int) -> None:
+        unbiased = variance * (count / (count - 1)) if count > 1 else variance / body.const(0, variance.dtype)
+        for old, out, new in ((self.mean, self.mean_out, mean), (self.variance, self.variance_out, unbiased)):
+            if old is not None:
+                kept = body.cast(body.load(old, channel), new.dtype) * (1 - self.momentum)
+                body.store(out or old, channel, kept + new * self.momentum)
+
+
+def _batch_norm_training(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, running: _Running | None, eps: float
+) -> Any:
+    dtype = compute_type(x.dtype)
+    dims = [d for d in range(len(x.sizes)) if d != 1]
+    count = numel([x.sizes[d] for d in dims])
+    if not count.is_int or count.int == 0:
+        return NotImplemented
+    out, mean_out, rstd_out = (b.allocate(fake) for fake in node.meta["val"][:3])
+    space, body = Space(), Body()
+    point = split_point(space, out, dims)
+    channel = (point[1],)
+    value = body.cast(body.load(x, point), dtype)
+    mean, variance = mean_and_variance(space, body, value, count.int)
+    rstd = body.apply("rsqrt", variance + eps)
+    body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
+    body.store(mean_out, channel, mean)
+    body.store(rstd_out, channel, rstd)
+    if running is not None:
+        running.update(body, channel, mean, variance, count.int)
+    b.emit(space, body)
+    return out, mean_out, rstd_out
+
+
+def _affine(body: Body, value: Val, weight: View | None, bias: View | None, place: Point) -> Val:
+    if weight is not None:
+        value = value * body.cast(body.load(weight, place), value.dtype)
+    if bias is not None:
+        value = value + body.cast(body.load(bias, place), value.dtype)
+    return value
+
+
+def _batch_norm_inference(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, mean: View, var: View, eps: float
+) -> Any:
+    fakes = node.meta["val"]
+    dtype = compute_type(x.dtype)
+
+    def formula(body: Body, point: Point) -> Val:
+        channel = (point[1],)
+
+        def of(view: View) -> Val:
+            return body.cast(body.load(view, channel), dtype)
+
+        # One multiplication and one addition an element: the rest depends on the channel alone.
+        scale = body.apply("rsqrt", of(var) + eps)
+        if weight is not None:
+            scale = scale * of(weight)
+        shift = -of(mean) * scale
+        if bias is not None:
+            shift = shift + of(bias)
+        return body.cast(body.load(x, point), dtype) * scale + shift
+
+    out = b.pointwise(fakes[0], formula)
+    return (out, *(b.allocate(f) for f in fakes[1:]))
+
+
+@lowers(aten.native_group_norm.default)
+def native_group_norm(
+    b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, batch: int, channels: int, inner: int,
+    groups: int, eps: float,
+) -> Any:  # fmt: skip
+    out, mean_out, rstd_out = (b.allocate(fake) for fake in node.meta["val"])
+    dtype = compute_type(x.dtype)
+    each = channels // groups
+    count = numel([expr(each), *x.sizes[2:]])
+    if not count.is_int or count.int == 0:
+        return NotImplemented
+
+    def grouped(view: View) -> View:
+        """Its channels as (group, channel of the group)."""
+        n, c, *rest = view.strides
+        sizes = (view.sizes[0], expr(groups), expr(each), *view.sizes[2:])
+        return replace(view, sizes=sizes, strides=(n, c * each, c, *rest))
+
+    space, body = Space(), Body()
+    target = grouped(out)
+    point = split_point(space, target, list(range(2, len(target.sizes))))
+    value = body.cast(body.load(grouped(x), point), dtype)
+    mean, variance = mean_and_variance(space, body, value, count.int)
+    rstd = body.apply("rsqrt", variance + eps)
+    channel = (point[1] * each + point[2],)
+    body.store(target, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
+    body.store(mean_out, point[:2], mean)
+    body.store(rstd_out, point[:2], rstd)
+    b.emit(space, body)
+    return out, mean_out, rstd_out
+
+
+@lowers(aten._softmax.default)
+def softmax(b: Builder, node: fx.Node, x: View, dim: int, half_to_float: bool) -> Any:
+    return _softmax(b, node, x, dim, lambda body, shifted, e, total: e / total)
+
+
+@lowers(aten._log_softmax.default)
+def log_softmax(b: Builder, node: fx.Node, x: View, dim: int, half_to_float: bool) -> Any:
+    return _softmax(b, node, x, dim, lambda body, shifted, e, total: shifted - body.apply("log", total))
+
+
+def _softmax(b: Builder, node: fx.Node, x: View, dim: int, finish: Callable[[Body, Val, Val, Val], Val]) -> Any:
+    fake = node.meta["val"]
+    if from_torch(fake.dtype) is None:
+        return NotImplemented
+    if not x.sizes:
+        # One number is all of its row; through the formula, so that infinity and NaN come out as eager has them.
+        def alone(body: Body, point: Point) -> Val:
+            value = body.cast(body.load(x, ()), compute_type(x.dtype))
+            e = body.apply("exp", value - value)
+            return finish(body, value - value, e, e)
+
+        return b.pointwise(fake, alone)
+    dim %= len(x.sizes)
+    out = b.allocate(fake)
+    space, body = Space(), Body()
+    point = split_point(space, out, [dim])
+    value = body.cast(body.load(x, point), compute_type(x.dtype))
+    shifted = value - over(space, body, "max", value)
+    e = body.apply("exp", shifted)
+    total = over(space, body, "sum", e)
+    body.store(out, point, finish(body, shifted, e, total))
+    b.emit(space, body)
+    return out
+
+
+@lowers(aten._fused_rms_norm.default if hasattr(aten, "_fused_rms_norm") else None)
+def fused_rms_norm(
+    b: Builder, node: fx.Node, x: View, shape: Sequence[int], weight: View | None, eps: float | None
+) -> Any:
+    out_fake, rstd_fake = node.meta["val"]
+    dims = list(range(len(x.sizes) - len(shape), len(x.sizes)))
+    count = numel([x.sizes[d] for d in dims])
+    if not count.is_int or count.int == 0:
+        return NotImplemented
+    dtype = compute_type(x.dtype)
+    eps = torch.finfo(out_fake.dtype).eps if eps is None else eps
+    out, rstd_out = b.allocate(out_fake), b.allocate(rstd_fake)
+    space, body = Space(), Body()
+    point = split_point(space, out, dims)
+    value = body.cast(body.load(x, point), dtype)
+    rstd = body.apply("rsqrt", over(space, body, "sum", value * value) / count.int + eps)
+    result = value * rstd
+    if weight is not None:
+        result = result * body.cast(body.load(weight, tuple(point[d] for d in dims)), dtype)
+    body.store(out, point, result)
+    body.store(rstd_out, tuple(expr(0) if d in dims else point[d] for d in range(len(point))), rstd)
+    b.emit(space, body)
+    return out, rstd_out

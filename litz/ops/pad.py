@@ -1,0 +1,73 @@
+"""Padding: the result read off the input, shifted. What lies outside is a constant, a mirror image or the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.expr import Expr, Value, expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.pool import inside
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], value: float = 0) -> Any:
+    before = [0] * len(x.sizes)
+    for i in range(len(pad) // 2):
+        before[-1 - i] = pad[2 * i]  # ATen lists the last dimension first
+
+    def formula(body: Body, point: Point) -> Val:
+        place = tuple(i - p for i, p in zip(point, before, strict=True))
+        mask = inside(body, place, x.sizes)
+        read = body.load(x, place, mask)
+        # A masked load is zero already.
+        return read if mask is None or value == 0 else body.where(mask, read, value)
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+def _mirrored(body: Body, position: Expr, size: int) -> Val:
+    """-2 -1 | 0 1 2 | 3 4 is read as 2 1 | 0 1 2 | 1 0."""
+    from_end = body.apply("abs", (size - 1) - body.apply("abs", body.index(position)))
+    return (size - 1) - from_end
+
+
+def _nearest(body: Body, position: Expr, size: int) -> Val:
+    return body.apply("min", body.apply("max", body.index(position), 0), size - 1)
+
+
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int]) -> Any:
+    return _bent_pad(b, node, x, pad, _mirrored)
+
+
+@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int]) -> Any:
+    return _bent_pad(b, node, x, pad, _nearest)
+
+
+def _bent_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], bend: Callable[[Body, Expr, int], Val]) -> Any:
+    """`x` where every position outside is bent back inside."""
+    if not all(size.is_int for size in x.sizes):
+        return NotImplemented
+    before = [0] * len(x.sizes)
+    for i in range(len(pad) // 2):
+        before[-1 - i] = pad[2 * i]
+
+    def formula(body: Body, point: Point) -> Val:
+        place: list[Expr] = []
+        for i, p, size in zip(point, before, x.sizes, strict=True):
+            position = i - p
+            low, high = position.bounds()
+            within = low is not None and high is not None and low >= 0 and high < size.int
+            place.append(position if within else expr(Value(bend(body, position, size.int).name)))
+        return body.load(x, tuple(place))
+
+    return b.pointwise(node.meta["val"], formula)

@@ -1,0 +1,357 @@
+"""Pointwise operators: ATen's elementwise functions as formulas over scalar operators.
+
+Types follow eager: the result's type (read off the fake tensor) says in what type the formula is
+computed; comparisons compute in the promoted type of their arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, from_torch, is_float
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Val, computed, operand
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+def elementwise(b: Builder, node: fx.Node, formula: Callable[..., Val], *args: Any, compute: str | None = None) -> View:
+    """The result like `node`'s fake tensor, each element `formula(body, *values)` of the broadcast arguments."""
+    fake = node.meta["val"]
+    dtype = compute or computed(fake)
+    return b.pointwise(fake, lambda body, point: formula(body, *(operand(body, point, a, dtype) for a in args)))
+
+
+def promoted(node: fx.Node, *positions: int) -> str:
+    """The type eager compares the arguments in."""
+    values = [node.args[i].meta["val"] if isinstance(node.args[i], fx.Node) else node.args[i] for i in positions]
+    dtype = values[0].dtype if len(values) == 1 else torch.result_type(*values)  # type: ignore[arg-type]
+    name = from_torch(dtype)
+    assert name is not None
+    return compute_type(name)
+
+
+# -- one scalar operator each: (ATen operator, scalar operator) ----------------------------------
+_UNARY = {
+    "abs": aten.abs.default, "acos": aten.acos.default, "acosh": aten.acosh.default, "asin": aten.asin.default,
+    "asinh": aten.asinh.default, "atan": aten.atan.default, "atanh": aten.atanh.default, "cos": aten.cos.default,
+    "cosh": aten.cosh.default, "erf": aten.erf.default, "erfc": aten.erfc.default, "exp": aten.exp.default,
+    "exp2": aten.exp2.default, "expm1": aten.expm1.default, "lgamma": aten.lgamma.default, "log": aten.log.default,
+    "log10": aten.log10.default, "log1p": aten.log1p.default, "log2": aten.log2.default, "neg": aten.neg.default,
+    "reciprocal": aten.reciprocal.default, "rsqrt": aten.rsqrt.default, "sigmoid": aten.sigmoid.default,
+    "sin": aten.sin.default, "sinh": aten.sinh.default, "sqrt": aten.sqrt.default, "tan": aten.tan.default,
+    "tanh": aten.tanh.default,
+}  # fmt: skip
+for _name, _target in _UNARY.items():
+
+    def _unary(b: Builder, node: fx.Node, x: View, _op: str = _name) -> View:
+        return elementwise(b, node, lambda body, v: body.apply(_op, v), x)
+
+    lowers(_target)(_unary)
+
+_ROUNDING = {
+    "floor": aten.floor.default, "ceil": aten.ceil.default, "trunc": aten.trunc.default, "round": aten.round.default,
+    "sign": aten.sign.default,
+}  # fmt: skip
+for _name, _target in _ROUNDING.items():
+
+    def _rounding(b: Builder, node: fx.Node, x: View, _op: str = _name) -> Any:
+        if x.dtype == "b1":
+            return NotImplemented
+        unchanged = not is_float(x.dtype) and _op != "sign"
+        return elementwise(b, node, lambda body, v: v if unchanged else body.apply(_op, v), x)
+
+    lowers(_target)(_rounding)
+
+_BINARY = {
+    "atan2": (aten.atan2.default,), "hypot": (aten.hypot.default,), "nextafter": (aten.nextafter.default,),
+    "copysign": (aten.copysign.Tensor, aten.copysign.Scalar),
+    "max": (aten.maximum.default,), "min": (aten.minimum.default,),
+    "mul": (aten.mul.Tensor, aten.mul.Scalar), "div": (aten.div.Tensor, aten.div.Scalar),
+    "remainder": (aten.remainder.Tensor, aten.remainder.Scalar), "fmod": (aten.fmod.Tensor, aten.fmod.Scalar),
+    "floor_div": (aten.floor_divide.default,),
+    "and": (aten.bitwise_and.Tensor, aten.bitwise_and.Scalar), "or": (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar),
+    "xor": (aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar),
+    "shl": (
+        aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
+        aten.__lshift__.Tensor, aten.__lshift__.Scalar,
+    ),
+    "shr": (
+        aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
+        aten.__rshift__.Tensor, aten.__rshift__.Scalar,
+    ),
+}  # fmt: skip
+for _name, _targets in _BINARY.items():
+
+    def _binary(b: Builder, node: fx.Node, x: Any, y: Any, _op: str = _name) -> Any:
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
+
+    lowers(*_targets)(_binary)
+
+_COMPARE = {
+    "eq": (aten.eq.Tensor, aten.eq.Scalar), "ne": (aten.ne.Tensor, aten.ne.Scalar),
+    "lt": (aten.lt.Tensor, aten.lt.Scalar), "le": (aten.le.Tensor, aten.le.Scalar),
+    "gt": (aten.gt.Tensor, aten.gt.Scalar), "ge": (aten.ge.Tensor, aten.ge.Scalar),
+}  # fmt: skip
+for _name, _targets in _COMPARE.items():
+
+    def _compare(b: Builder, node: fx.Node, x: Any, y: Any, _op: str = _name) -> Any:
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, compute=promoted(node, 0, 1))
+
+    lowers(*_targets)(_compare)
+
+
+# -- arithmetic with a factor -----------------------------------------------------------------
+def _scaled(body: Body, value: Val, factor: float) -> Val:
+    return value if factor == 1 else value * factor
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    return elementwise(b, node, lambda body, u, v: u + _scaled(body, v, alpha), x, y)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    return elementwise(b, node, lambda body, u, v: u - _scaled(body, v, alpha), x, y)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    return elementwise(b, node, lambda body, u, v: v - _scaled(body, u, alpha), x, y)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, node: fx.Node, x: Any, y: Any, rounding_mode: str | None = None) -> View:
+    rounded = from_torch(node.meta["val"].dtype)
+    assert rounded is not None
+
+    def formula(body: Body, u: Val, v: Val) -> Val:
+        if rounding_mode is None:
+            return u / v
+        if rounding_mode == "floor":
+            return body.apply("floor_div", u, v)
+        if not is_float(u.dtype):
+            return body.apply("trunc_div", u, v)
+        # As eager: a half-precision quotient is rounded before it is cut, and may round up to a whole number.
+        return body.apply("trunc", body.cast(body.cast(u / v, rounded), u.dtype))
+
+    return elementwise(b, node, formula, x, y)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(b: Builder, node: fx.Node, x: View, y: View, z: View, value: float = 1) -> View:
+    return elementwise(b, node, lambda body, u, v, w: u + _scaled(body, v, value) * w, x, y, z)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(b: Builder, node: fx.Node, x: View, y: View, z: View, value: float = 1) -> View:
+    return elementwise(b, node, lambda body, u, v, w: u + _scaled(body, v, value) / w, x, y, z)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, node: fx.Node, x: View, y: View, weight: Any) -> View:
+    def formula(body: Body, u: Val, v: Val, w: Val) -> Val:
+        small = body.apply("abs", w) < 0.5
+        return body.where(small, u + w * (v - u), v - (v - u) * (1 - w))
+
+    return elementwise(b, node, formula, x, y, weight)
+
+
+# Powers up to this are products: exact for integers, and far cheaper than `pow` for the rest.
+_MOST_PRODUCTS = 8
+
+
+def _repeated_product(body: Body, value: Val, times: int) -> Val:
+    if times == 0:
+        return body.const(1, value.dtype)
+    if times == 1:
+        return value
+    root = _repeated_product(body, value, times // 2)
+    return root * root * value if times % 2 else root * root
+
+
+@lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(b: Builder, node: fx.Node, x: Any, y: Any) -> Any:
+    dtype = computed(node.meta["val"])
+
+    def formula(body: Body, u: Val, v: Val) -> Val:
+        return body.apply("pow", u, v)
+
+    if isinstance(y, (int, float)) and isinstance(x, View):
+        if 0 <= y <= _MOST_PRODUCTS and float(y).is_integer() and dtype != "b1":
+            return elementwise(b, node, lambda body, u: _repeated_product(body, u, int(y)), x)
+        if is_float(dtype) and y in (0.5, -0.5, -1):
+            op = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[y]
+            return elementwise(b, node, lambda body, u: body.apply(op, u), x)
+    return elementwise(b, node, formula, x, y) if is_float(dtype) else NotImplemented
+
+
+# -- choice and comparison --------------------------------------------------------------------
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(b: Builder, node: fx.Node, condition: View, x: Any, y: Any) -> Any:
+    fake = node.meta["val"]
+    dtype = from_torch(fake.dtype)
+    if dtype is None:
+        return NotImplemented
+
+    def formula(body: Body, point: tuple) -> Val:
+        return body.where(
+            operand(body, point, condition, "b1"), operand(body, point, x, dtype), operand(body, point, y, dtype)
+        )
+
+    return b.pointwise(fake, formula)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: Builder, node: fx.Node, x: View, mask: View, value: Any) -> View:
+    def formula(body: Body, point: tuple) -> Val:
+        filling = operand(body, point, value, x.dtype)
+        return body.where(operand(body, point, mask, "b1"), filling, operand(body, point, x, x.dtype))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(b: Builder, node: fx.Node, x: View, low: Any = None, high: Any = None) -> View:
+    dtype = computed(node.meta["val"])
+
+    def formula(body: Body, point: tuple) -> Val:
+        value = operand(body, point, x, dtype)
+        if low is not None:
+            value = body.apply("max", value, operand(body, point, low, dtype))
+        if high is not None:
+            value = body.apply("min", value, operand(body, point, high, dtype))
+        return value
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, node: fx.Node, x: View, low: Any) -> View:
+    return clamp(b, node, x, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, node: fx.Node, x: View, high: Any) -> View:
+    return clamp(b, node, x, None, high)
+
+
+@lowers(aten.isnan.default)
+def isnan(b: Builder, node: fx.Node, x: View) -> View:
+    if not is_float(x.dtype):
+        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, compute=x.dtype)
+    return elementwise(b, node, lambda body, v: body.apply("isnan", v), x, compute=compute_type(x.dtype))
+
+
+@lowers(aten.isinf.default)
+def isinf(b: Builder, node: fx.Node, x: View) -> View:
+    if not is_float(x.dtype):
+        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, compute=x.dtype)
+    dtype = compute_type(x.dtype)
+    return elementwise(b, node, lambda body, v: body.apply("abs", v).eq(math.inf), x, compute=dtype)
+
+
+@lowers(aten.signbit.default)
+def signbit(b: Builder, node: fx.Node, x: View) -> Any:
+    if is_float(x.dtype):
+        return elementwise(b, node, lambda body, v: body.apply("signbit", v), x, compute=compute_type(x.dtype))
+    if x.dtype == "b1":
+        return NotImplemented
+    return elementwise(b, node, lambda body, v: v < 0, x, compute=x.dtype)
+
+
+_LOGICAL = {"and": aten.logical_and.default, "or": aten.logical_or.default, "xor": aten.logical_xor.default}
+for _name, _target in _LOGICAL.items():
+
+    def _logical(b: Builder, node: fx.Node, x: View, y: View, _op: str = _name) -> View:
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, compute="b1")
+
+    lowers(_target)(_logical)
+
+
+@lowers(aten.logical_not.default)
+def logical_not(b: Builder, node: fx.Node, x: View) -> View:
+    return elementwise(b, node, lambda body, v: ~v, x, compute="b1")
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(b: Builder, node: fx.Node, x: View) -> View:
+    return elementwise(b, node, lambda body, v: ~v, x)
+
+
+# -- activations ------------------------------------------------------------------------------
+@lowers(aten.relu.default)
+def relu(b: Builder, node: fx.Node, x: View) -> View:
+    return elementwise(b, node, lambda body, v: body.apply("max", v, 0), x)
+
+
+@lowers(aten.gelu.default)
+def gelu(b: Builder, node: fx.Node, x: View, approximate: str = "none") -> View:
+    def formula(body: Body, v: Val) -> Val:
+        if approximate == "tanh":
+            inner = (v + v * v * v * 0.044715) * math.sqrt(2 / math.pi)
+            return v * 0.5 * (body.apply("tanh", inner) + 1)
+        return v * 0.5 * (body.apply("erf", v * math.sqrt(0.5)) + 1)
+
+    return elementwise(b, node, formula, x)
+
+
+@lowers(aten.silu.default)
+def silu(b: Builder, node: fx.Node, x: View) -> View:
+    return elementwise(b, node, lambda body, v: v * body.apply("sigmoid", v), x)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(b: Builder, node: fx.Node, x: View, slope: float = 0.01) -> View:
+    return elementwise(b, node, lambda body, v: body.where(v > 0, v, v * slope), x)
+
+
+@lowers(aten.elu.default)
+def elu(b: Builder, node: fx.Node, x: View, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> View:
+    def formula(body: Body, v: Val) -> Val:
+        below = body.apply("expm1", v * input_scale) * alpha
+        return body.where(v > 0, v, below) * scale
+
+    return elementwise(b, node, formula, x)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(b: Builder, node: fx.Node, x: View, low: float = -1, high: float = 1) -> View:
+    return clamp(b, node, x, low, high)
+
+
+@lowers(aten.hardsigmoid.default)
+def hardsigmoid(b: Builder, node: fx.Node, x: View) -> View:
+    def formula(body: Body, v: Val) -> Val:
+        return body.apply("min", body.apply("max", v + 3, 0), 6) / 6
+
+    return elementwise(b, node, formula, x)
+
+
+@lowers(aten.hardswish.default)
+def hardswish(b: Builder, node: fx.Node, x: View) -> View:
+    def formula(body: Body, v: Val) -> Val:
+        return v * body.apply("min", body.apply("max", v + 3, 0), 6) / 6
+
+    return elementwise(b, node, formula, x)
+
+
+# -- copies and conversions -------------------------------------------------------------------
+@lowers(aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+def copy(b: Builder, node: fx.Node, x: View, **_: Any) -> Any:
+    out = from_torch(node.meta["val"].dtype)
+    if out is None:
+        return NotImplemented
+    return b.pointwise(node.meta["val"], lambda body, point: operand(body, point, x, x.dtype))
+
+
+@lowers(aten.copy.default)
+def copy_over(b: Builder, node: fx.Node, x: View, source: View, non_blocking: bool = False) -> View:
+    return b.pointwise(node.meta["val"], lambda body, point: operand(body, point, source, source.dtype))

@@ -1,0 +1,28 @@
+"""The table of lowerings: ATen operator -> function. `lowers` adds a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Lowering = Callable[..., Any]
+LOWERINGS: dict[torch._ops.OpOverload, Lowering] = {}
+
+
+def lowers(*targets: torch._ops.OpOverload | None) -> Callable[[Lowering], Lowering]:
+    """Register a lowering `f(builder, node, *args, **kwargs)`; it may return NotImplemented to have the operator called.
+
+    An operator that this version of torch does not have is given as None and skipped.
+    """
+
+    def register(function: Lowering) -> Lowering:
+        for target in targets:
+            if target is None:
+                continue
+            assert target not in LOWERINGS, f"{target} is lowered twice"
+            LOWERINGS[target] = function
+        return function
+
+    return register

@@ -1,0 +1,140 @@
+"""Interpolation: every output position is read at a source position, the nearest or a mix of its neighbours.
+
+Eager computes source positions in float32, rounding included. Where whole-number arithmetic gives the same
+positions (checked one by one when compiling), it is used: it keeps loads affine. Else the kernel does as eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, is_float
+from litz.loop.expr import Expr, Value, expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+def _ratio(size: int, out: int, scale: float | None) -> float:
+    """Source positions for each step of the result, rounded as eager rounds it."""
+    if scale is not None and scale > 0:
+        return float(np.float32(1 / scale))
+    return float(np.float32(size) / np.float32(out))
+
+
+# -- nearest ----------------------------------------------------------------------------------
+def _nearest(body: Body, o: Expr, size: int, out: int, scale: float | None, centre: bool) -> Expr:
+    if size == out and not centre:
+        return o
+    ratio = np.float32(_ratio(size, out, scale))
+    steps = np.arange(out, dtype=np.float32) + np.float32(0.5 if centre else 0)
+    table = np.minimum(np.floor(steps * ratio).astype(np.int64), size - 1)
+    if out == 2 * size and not centre:
+        table = np.arange(out) // 2
+    # Source position of step i, in whole numbers: (i + shift/2) * size / out.
+    shift = 1 if centre else 0
+    if all(place == (2 * i + shift) * size // (2 * out) for i, place in enumerate(table)):
+        return ((o * 2 + shift) * size) // (2 * out)
+    position = (body.cast(body.index(o), "f32") + (0.5 if centre else 0.0)) * float(ratio)
+    nearest = body.apply("min", body.cast(body.apply("floor", position), "i64"), size - 1)
+    return expr(Value(nearest.name))
+
+
+def _upsample_nearest(b: Builder, node: fx.Node, x: View, scales: Sequence[float | None], centre: bool) -> Any:
+    spatial = len(scales)
+    sizes = x.sizes[-spatial:]
+    if not all(size.is_int for size in sizes):
+        return NotImplemented
+    outs = [int(s) for s in node.meta["val"].shape[-spatial:]]
+
+    def formula(body: Body, point: Point) -> Val:
+        place = [
+            _nearest(body, o, size.int, out, scale, centre)
+            for o, size, out, scale in zip(point[-spatial:], sizes, outs, scales, strict=True)
+        ]
+        return body.load(x, (*point[:-spatial], *place))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+def _spread(scales: Sequence[float] | None, spatial: int) -> list[float | None]:
+    return [None] * spatial if not scales else list(scales)
+
+
+@lowers(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
+def upsample_nearest(b: Builder, node: fx.Node, x: View, size: Sequence[int], *scales: float | None) -> Any:
+    return _upsample_nearest(b, node, x, [*scales, *[None] * (len(size) - len(scales))], False)
+
+
+@lowers(
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
+)
+def upsample_nearest_exact(b: Builder, node: fx.Node, x: View, size: Sequence[int], *scales: float | None) -> Any:
+    return _upsample_nearest(b, node, x, [*scales, *[None] * (len(size) - len(scales))], True)
+
+
+@lowers(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+def upsample_nearest_vec(b: Builder, node: fx.Node, x: View, size: Any, scales: Sequence[float] | None) -> Any:
+    return _upsample_nearest(b, node, x, _spread(scales, len(x.sizes) - 2), False)
+
+
+# -- linear -----------------------------------------------------------------------------------
+class _Mix:
+    """Two neighbours of a source position, and how much of the second."""
+
+    def __init__(self, body: Body, o: Expr, size: int, out: int, align_corners: bool, scale: float | None, dtype: str):
+        step = body.cast(body.index(o), dtype)
+        if align_corners:
+            ratio = np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0)
+            at = step * float(ratio)
+        else:
+            at = body.apply("max", (step + 0.5) * _ratio(size, out, scale) - 0.5, 0)
+        first = body.apply("min", body.cast(at, "i64"), size - 1)
+        second = body.apply("min", first + 1, size - 1)
+        self.first, self.second = expr(Value(first.name)), expr(Value(second.name))
+        self.share = body.apply("min", body.apply("max", at - body.cast(first, dtype), 0), 1)
+
+    def of(self, one: Val, other: Val) -> Val:
+        return one * (1 - self.share) + other * self.share
+
+
+@lowers(aten.upsample_bilinear2d.default)
+def upsample_bilinear(
+    b: Builder, node: fx.Node, x: View, size: Sequence[int], align_corners: bool, scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> Any:  # fmt: skip
+    dtype = compute_type(x.dtype)
+    if not is_float(dtype) or not all(s.is_int for s in x.sizes[-2:]):
+        return NotImplemented
+    height, width = (s.int for s in x.sizes[-2:])
+    out_h, out_w = (int(s) for s in node.meta["val"].shape[-2:])
+
+    def formula(body: Body, point: Point) -> Val:
+        *outer, h, w = point
+        rows = _Mix(body, h, height, out_h, align_corners, scale_h, dtype)
+        columns = _Mix(body, w, width, out_w, align_corners, scale_w, dtype)
+
+        def row(i: Expr) -> Val:
+            return columns.of(
+                *(body.cast(body.load(x, (*outer, i, j)), dtype) for j in (columns.first, columns.second))
+            )
+
+        return rows.of(row(rows.first), row(rows.second))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.upsample_bilinear2d.vec)
+def upsample_bilinear_vec(
+    b: Builder, node: fx.Node, x: View, size: Any, align_corners: bool, scales: Sequence[float] | None
+) -> Any:
+    return upsample_bilinear(b, node, x, (), align_corners, *_spread(scales, 2))

@@ -1,0 +1,219 @@
+"""Writing into part of a tensor: the result is a choice, element by element, between what was and what is put.
+
+A store at places taken from data would run in no certain order. Turned round it is race-free: every element
+of the result asks which of the indices means it. That costs a comparison an index, so it is done for few
+indices (one token of a cache, the label of a row); more are left to eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type
+from litz.loop.expr import ONE, ZERO, Expr, expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Val, broadcast, numel, operand
+from litz.ops.index import counts, unflatten
+from litz.ops.pool import conjunction
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+_MOST_INDICES = 8
+
+Combine = Callable[[Body, Val, Val], Val]  # what was, what is put
+
+
+def _replace(body: Body, old: Val, new: Val) -> Val:
+    return new
+
+
+def _add(body: Body, old: Val, new: Val) -> Val:
+    return old + new
+
+
+# -- places known when compiling --------------------------------------------------------------
+@lowers(aten.select_scatter.default)
+def select_scatter(b: Builder, node: fx.Node, x: View, source: View, dim: int, index: int) -> View:
+    dim %= len(x.sizes)
+    at = x.sizes[dim] + index if index < 0 else expr(index)
+
+    def formula(body: Body, point: Point) -> Val:
+        put = body.load(source, (*point[:dim], *point[dim + 1 :]))
+        chosen = body.index(point[dim]).eq(body.index(at))
+        return body.where(chosen, body.cast(put, x.dtype), body.load(x, point))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    b: Builder, node: fx.Node, x: View, source: View, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Any:  # fmt: skip
+    dim %= len(x.sizes)
+    if not x.sizes[dim].is_int:
+        return NotImplemented
+    size = x.sizes[dim].int
+    first, stop, _ = slice(start, end, step).indices(size)
+    if first >= stop:
+        return b.pointwise(node.meta["val"], lambda body, point: body.load(x, point))
+
+    def formula(body: Body, point: Point) -> Val:
+        i = point[dim]
+        tests = [body.index(i) >= first] if first > 0 else []
+        tests += [body.index(i) < stop] if stop < size else []
+        tests += [body.index((i - first) % step).eq(0)] if step > 1 else []
+        mask = conjunction(tests)
+        put = body.load(source, (*point[:dim], (i - first) // step, *point[dim + 1 :]), mask)
+        put = body.cast(put, x.dtype)
+        return put if mask is None else body.where(mask, put, body.load(x, point))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    b: Builder, node: fx.Node, x: View, source: View, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> View:
+    row, column = dim1 % len(x.sizes), dim2 % len(x.sizes)
+
+    def formula(body: Body, point: Point) -> Val:
+        mask = body.index(point[column] - point[row]).eq(offset)
+        rest = [i for d, i in enumerate(point) if d not in (row, column)]
+        put = body.load(source, (*rest, point[row] if offset >= 0 else point[column]), mask)
+        return body.where(mask, body.cast(put, x.dtype), body.load(x, point))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+# -- scatter: an index for every element put --------------------------------------------------
+@lowers(aten.scatter.src)
+def scatter_src(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
+    return _scatter(b, node, x, dim, index, source, _replace, x.dtype)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: float) -> Any:
+    return _scatter(b, node, x, dim, index, value, _replace, x.dtype)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
+    return _scatter(b, node, x, dim, index, source, _add, compute_type(x.dtype))
+
+
+def _scatter(
+    b: Builder, node: fx.Node, x: View, dim: int, index: View, source: Any, combine: Combine, dtype: str
+) -> Any:
+    if not x.sizes or len(index.sizes) != len(x.sizes):
+        return NotImplemented
+    dim %= len(x.sizes)
+    if not index.sizes[dim].is_int or index.sizes[dim].int > _MOST_INDICES:
+        return NotImplemented
+    if combine is _add and dtype == "b1":
+        return NotImplemented
+
+    def formula(body: Body, point: Point) -> Val:
+        # The index may cover only the first rows of the other dimensions.
+        covered = conjunction([
+            body.index(i) < body.index(index.sizes[d])
+            for d, i in enumerate(point)
+            if d != dim and index.sizes[d] is not x.sizes[d]
+        ])  # fmt: skip
+        value = body.cast(body.load(x, point), dtype)
+        # In order: of several that mean one element, the last is kept.
+        for k in range(index.sizes[dim].int):
+            at = (*point[:dim], expr(k), *point[dim + 1 :])
+            place = body.position(body.load(index, at, covered), x.sizes[dim], wrap=False)
+            chosen = body.index(place).eq(body.index(point[dim]))
+            chosen = chosen if covered is None else chosen & covered
+            put = body.load(source, at, covered) if isinstance(source, View) else body.const(source, dtype)
+            value = body.where(chosen, combine(body, value, body.cast(put, dtype)), value)
+        return value
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+# -- assignment through index tensors ---------------------------------------------------------
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: View, accumulate: bool = False
+) -> Any:
+    masks = [i for i in indices if i is not None]
+    if not accumulate and len(masks) == 1 and masks[0].dtype == "b1" and numel(values.sizes) is ONE:
+        return _fill_mask(b, node, x, masks[0], list(indices).index(masks[0]), values)
+    return _assign(b, node, x, indices, values, accumulate, wrap=True)
+
+
+def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value: View) -> View:
+    """One value wherever the mask says: no place has to be looked up."""
+
+    def formula(body: Body, point: Point) -> Val:
+        chosen = body.load(mask, point[start : start + len(mask.sizes)])
+        put = body.cast(body.load(value, (ZERO,) * len(value.sizes)), x.dtype)
+        return body.where(chosen, put, body.load(x, point))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
+    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1:
+        return NotImplemented
+    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, False, wrap=False)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: Any) -> Any:
+    if not x.sizes:
+        return NotImplemented
+    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], value, False, wrap=True)
+
+
+@lowers(aten.index_add.default)
+def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
+    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1 or alpha != 1:
+        return NotImplemented
+    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False)
+
+
+def _assign(
+    b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: Any, accumulate: bool, wrap: bool
+) -> Any:
+    """`x[indices] = values`, or `+=`, where the indices name few places."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not given or not counts(indices) or not all(s.is_int for _, i in given for s in i.sizes):
+        return NotImplemented
+    shape = torch.broadcast_shapes(*([s.int for s in i.sizes] for _, i in given))
+    dims = [d for d, _ in given]
+    rank = len(x.sizes) - len(given) + len(shape)  # of x[indices]
+    too_many = prod(shape) > _MOST_INDICES or (isinstance(values, View) and len(values.sizes) > rank)
+    dtype = compute_type(x.dtype) if accumulate else x.dtype
+    if too_many or (accumulate and dtype == "b1"):
+        return NotImplemented
+    # As in `index`: the dimensions of the indices stand in place of neighbours, else in front.
+    start = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    combine = _add if accumulate else _replace
+
+    def formula(body: Body, point: Point) -> Val:
+        value = body.cast(body.load(x, point), dtype)
+        rest = [i for d, i in enumerate(point) if d not in dims]
+        for k in range(prod(shape)):
+            inner: tuple[Expr, ...] = unflatten(expr(k), [expr(s) for s in shape])
+            tests = []
+            for d, index in given:
+                place = body.position(body.load(index, broadcast(index, inner)), x.sizes[d], wrap)
+                tests.append(body.index(place).eq(body.index(point[d])))
+            chosen = conjunction(tests)
+            assert chosen is not None
+            put = operand(body, (*rest[:start], *inner, *rest[start:]), values, dtype)
+            value = body.where(chosen, combine(body, value, put), value)
+        return value
+
+    return b.pointwise(node.meta["val"], formula)

@@ -1,0 +1,214 @@
+"""Options: one frozen value that says how to compile.
+
+In: the keywords of `litz.compile` or the `options` of `torch.compile`. Out: a validated `Options`.
+
+Each field states whether it changes the generated code. Those that do are the options' share of a cache
+key, as named entries, so that a cache miss can say which option changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from litz.errors import OptionError
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+MATMUL_CHOICES = ("auto", "generate", "library")
+
+
+def _option(default: Any, *, changes_code: bool, doc: str, hash: bool | None = None) -> Any:
+    return dataclasses.field(default=default, hash=hash, metadata={"changes_code": changes_code, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    memory_budget: float | str | None = _option(
+        None,
+        changes_code=True,
+        doc="bound on memory in training: a fraction of what saving everything takes (0 to 1), "
+        'or the peak in bytes ("6GiB")',
+    )
+    freeze: bool = _option(
+        False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
+    )
+    mode: str = _option(
+        "default", changes_code=True, doc="what to favour: 'default', 'reduce-overhead' or 'max-autotune'"
+    )
+    fuel: int | None = _option(
+        None, changes_code=True, doc="how many optimisations may be applied before all others are skipped; None: all"
+    )
+    verify: bool = _option(False, changes_code=False, doc="check the IR after every stage")
+    snapshots: bool = _option(False, changes_code=False, doc="keep the text of the program after every stage")
+    matmul: str = _option(
+        "auto",
+        changes_code=True,
+        doc="matrix products: 'generate' a kernel, call the 'library', or 'auto' to choose by shape",
+    )
+    threads: int | None = _option(
+        None, changes_code=True, doc="threads a kernel may use; None: what torch.get_num_threads() says at compile time"
+    )
+    inner_compile: Callable[..., Any] | None = _option(
+        None, changes_code=True, doc="replaces the inner compiler: called with a graph module and its example inputs"
+    )
+    decompositions: Mapping[Any, Callable[..., Any]] | None = _option(
+        None, changes_code=True, hash=False, doc="replaces the decomposition table: operator overload to function"
+    )
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any] | None) -> Options:
+        """Options from a mapping of names to values; a mistake is an `OptionError` that says what is accepted."""
+        values = {} if values is None else values
+        if not isinstance(values, Mapping):
+            raise OptionError(f"options must be a mapping of names to values, not {type(values).__name__}")
+        for name in values:
+            if name not in _CHECKS:
+                raise _unknown(name)
+        return cls(**values)
+
+    @classmethod
+    def from_environment(
+        cls, values: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+    ) -> Options:
+        """`parse`, with defaults taken from the environment: `LITZ_VERIFY=1` turns `verify` on.
+
+        The only place where the environment is read for options; what the caller states wins.
+        """
+        environ = os.environ if environ is None else environ
+        stated = cls.parse(values)
+        if "verify" in (values or {}):
+            return stated
+        return dataclasses.replace(stated, verify=environ.get("LITZ_VERIFY", "0") not in ("", "0"))
+
+    def cache_key_entries(self) -> dict[str, str]:
+        """The options' share of a cache key: one named entry for each field that changes the code."""
+        return {
+            f"option.{field.name}": _text(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.metadata["changes_code"]
+        }
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether the key entries identify the code in another process: functions of the caller's have a name only."""
+        return self.inner_compile is None and self.decompositions is None
+
+
+_BYTES = re.compile(r"^\s*(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>[kKMGT]?i?B)\s*$")
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """`"6GiB"` → 6442450944. Units: B, kB, MB, GB, TB (powers of ten), KiB, MiB, GiB, TiB (powers of two)."""
+    match = _BYTES.match(text)
+    if match is None or match["unit"].lower() not in _UNITS:
+        raise OptionError(f"{text!r} is not a number of bytes", hint='write a number and a unit, such as "6GiB"')
+    return int(float(match["count"]) * _UNITS[match["unit"].lower()])
+
+
+def _unknown(name: Any) -> OptionError:
+    near = difflib.get_close_matches(str(name), _CHECKS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "the options are " + ", ".join(_CHECKS)
+    return OptionError(f"there is no option {name!r}", hint=hint)
+
+
+def _bad(name: str, value: Any, accepted: str, hint: str | None = None) -> OptionError:
+    return OptionError(f"option {name!r} accepts {accepted}, not {value!r}", hint=hint)
+
+
+def _check_budget(name: str, value: Any) -> None:
+    accepted = 'None, a number from 0 to 1, or a number of bytes such as "6GiB"'
+    if value is None:
+        return
+    if isinstance(value, str):
+        try:
+            parse_bytes(value)
+        except OptionError as error:
+            raise _bad(name, value, accepted) from error
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _bad(name, value, accepted)
+    if math.isnan(value) or not 0 <= value <= 1:
+        raise _bad(name, value, accepted)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _bad(name, value, "True or False")
+
+
+def _check_count(minimum: int) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise _bad(name, value, f"None or an integer of at least {minimum}")
+
+    return check
+
+
+def _check_choice(choices: tuple[str, ...]) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if value in choices:
+            return
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        accepted = ", ".join(repr(choice) for choice in choices[:-1]) + f" or {choices[-1]!r}"
+        raise _bad(name, value, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
+
+    return check
+
+
+def _check_callable(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise _bad(name, value, "None or a function of (graph_module, example_inputs)")
+
+
+def _check_decompositions(name: str, value: Any) -> None:
+    accepted = "None or a mapping of operator overloads to functions"
+    if value is None:
+        return
+    if not isinstance(value, Mapping) or not all(callable(function) for function in value.values()):
+        raise _bad(name, value, accepted)
+
+
+# One row a field; a test checks that none is missing.
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "memory_budget": _check_budget,
+    "freeze": _check_flag,
+    "mode": _check_choice(MODES),
+    "fuel": _check_count(0),
+    "verify": _check_flag,
+    "snapshots": _check_flag,
+    "matmul": _check_choice(MATMUL_CHOICES),
+    "threads": _check_count(1),
+    "inner_compile": _check_callable,
+    "decompositions": _check_decompositions,
+}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(sorted(f"{key}: {_text(function)}" for key, function in value.items()))
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return repr(value)

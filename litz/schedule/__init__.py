@@ -1,0 +1,1 @@
+"""Scheduling: which operators share a kernel, in what order steps run, and where buffers live."""

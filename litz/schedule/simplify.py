@@ -1,0 +1,97 @@
+"""Small rewrites of a program that change no result: outputs marked, axes merged, dead stores dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from litz.loop.expr import Axis, Expr, expr
+from litz.loop.ir import Index, Kernel, Load, Program, Reduce, Store, View, operands
+
+
+def mark_outputs(program: Program) -> Program:
+    """Buffers that leave with the outputs are the caller's, not the arena's."""
+    buffers = dict(program.buffers)
+    for output in program.outputs:
+        if isinstance(output, View) and buffers[output.buffer].kind == "temp":
+            buffers[output.buffer] = replace(buffers[output.buffer], kind="output")
+    return replace(program, buffers=buffers)
+
+
+def merge_axes(program: Program) -> Program:
+    """Neighbouring axes that every index walks as one become one: longer vectors, fewer divisions."""
+    return replace(
+        program, steps=tuple(merge_kernel_axes(s) if isinstance(s, Kernel) else s for s in program.steps)
+    )
+
+
+def merge_kernel_axes(kernel: Kernel) -> Kernel:
+    indices = [op.index for op in kernel.body if isinstance(op, (Load, Store))]
+    indices += [op.expr for op in kernel.body if isinstance(op, Index)]
+    positional = any(isinstance(op, Reduce) and op.kind.startswith("arg") for op in kernel.body)
+    mapping: dict[Axis, Expr] = {}
+    axes = _merge(kernel.axes, indices, mapping)
+    reduced = kernel.reduced if positional else _merge(kernel.reduced, indices, mapping)
+    if not mapping:
+        return kernel
+    body = []
+    for op in kernel.body:
+        if isinstance(op, (Load, Store)):
+            op = replace(op, index=op.index.substitute(mapping))
+        elif isinstance(op, Index):
+            op = replace(op, expr=op.expr.substitute(mapping))
+        body.append(op)
+    return replace(kernel, axes=axes, reduced=reduced, body=tuple(body))
+
+
+def _merge(axes: tuple[Axis, ...], indices: list[Expr], mapping: dict[Axis, Expr]) -> tuple[Axis, ...]:
+    """Merge outer with inner wherever all indices step `inner.size` times as far along outer; fills `mapping`."""
+    if len(axes) < 2:
+        return axes
+    *outer_axes, inner = axes
+    # Innermost pair first: what has merged may merge again with the next one out.
+    members = [inner]
+    groups: list[list[Axis]] = []
+    for outer in reversed(outer_axes):
+        if all(_walks_as_one(index, outer, members[0]) for index in indices):
+            members.insert(0, outer)
+        else:
+            groups.insert(0, members)
+            members = [outer]
+    groups.insert(0, members)
+    merged = []
+    for group in groups:
+        if len(group) == 1:
+            merged.append(group[0])
+            continue
+        size = expr(1)
+        for axis in group:
+            size = size * axis.size
+        whole = Axis(group[0].name, size)
+        rest: Expr = expr(whole)
+        for axis in reversed(group):
+            mapping[axis] = rest % axis.size if axis is not group[0] else rest
+            rest = rest // axis.size
+        merged.append(whole)
+    return tuple(merged)
+
+
+def _walks_as_one(index: Expr, outer: Axis, inner: Axis) -> bool:
+    far, near = index.coefficient(outer), index.coefficient(inner)
+    return far is not None and near is not None and far == near * inner.size
+
+
+def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:
+    """The kernel without stores to `dead_buffers` and what only they needed; None when nothing is left."""
+    wanted: set[str] = set()
+    body = []
+    for op in reversed(kernel.body):
+        if isinstance(op, Store):
+            if op.buffer in dead_buffers:
+                continue
+        elif op.name not in wanted:
+            continue
+        wanted.update(operands(op))
+        body.append(op)
+    if not any(isinstance(op, Store) for op in body):
+        return None
+    return replace(kernel, body=tuple(reversed(body)))

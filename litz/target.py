@@ -1,0 +1,164 @@
+"""The machine that code is generated for.
+
+In: this process (its CPU, torch's thread count, `LITZ_ISA`). Out: a frozen `Target`.
+
+Code generation asks the `Target` and never the machine, so that a narrower instruction set can be tested
+on a wider machine: `LITZ_ISA=avx2` describes the same CPU with its wider features switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from litz.errors import OptionError, UnsupportedPlatform
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX2 = ("avx2", "fma")
+_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+# Widest first: the first level whose features are all present is the machine's.
+_LEVELS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "x86_64": (("avx512", _AVX512), ("avx2", _AVX2), ("sse2", ())),
+    "aarch64": (("neon", ()),),
+}
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "sse2": 16, "neon": 16}
+_VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "sse2": 16, "neon": 32}
+_FALLBACK_L1 = 32 * 1024
+_FALLBACK_L2 = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """`cpu` and `features` are LLVM's own spellings; `vector_bytes` is the width to generate for."""
+
+    arch: str
+    isa: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    vector_registers: int
+    threads: int
+    l1_bytes: int = _FALLBACK_L1
+    l2_bytes: int = _FALLBACK_L2
+    page_bytes: int = 4096
+
+    def lanes(self, element_bytes: int) -> int:
+        """Elements of that size in one vector register."""
+        return self.vector_bytes // element_bytes
+
+    def has(self, feature: str) -> bool:
+        return f"+{feature}" in self.features.split(",")
+
+    def cache_key_entries(self) -> dict[str, str]:
+        """The target's share of a cache key, as named entries."""
+        return {
+            "target.arch": self.arch,
+            "target.isa": self.isa,
+            "target.cpu": self.cpu,
+            "target.features": self.features,
+            "target.threads": str(self.threads),
+            "target.caches": f"{self.l1_bytes}/{self.l2_bytes}",
+        }
+
+    def __str__(self) -> str:
+        return f"{self.cpu} ({self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'})"
+
+
+def detect(threads: int | None = None) -> Target:
+    """This machine, with `threads` threads or as many as torch uses."""
+    if threads is None:
+        import torch
+
+        threads = torch.get_num_threads()
+    return replace(_machine(os.environ.get("LITZ_ISA", "")), threads=threads)
+
+
+@lru_cache(maxsize=None)
+def _machine(wanted_isa: str) -> Target:
+    arch = architecture(platform.machine(), sys.maxsize > 2**32)
+    cpu, features = _host_cpu()
+    isa = _choose_isa(arch, features, wanted_isa)
+    return Target(
+        arch=arch,
+        isa=isa,
+        cpu=cpu,
+        features=_restrict(features, isa),
+        vector_bytes=_VECTOR_BYTES[isa],
+        vector_registers=_VECTOR_REGISTERS[isa],
+        threads=1,
+        l1_bytes=_cache_bytes(1, _FALLBACK_L1),
+        l2_bytes=_cache_bytes(2, _FALLBACK_L2),
+        page_bytes=_page_bytes(),
+    )
+
+
+def architecture(machine: str, is_64_bit: bool) -> str:
+    """The name of a supported architecture, or a refusal."""
+    arch = _ARCHITECTURES.get(machine.lower())
+    if arch is None or not is_64_bit:
+        bits = "64-bit" if is_64_bit else "32-bit"
+        raise UnsupportedPlatform(
+            f"Litz generates code for 64-bit x86_64 and aarch64 processors, and this is a {bits} Python on {machine!r}."
+        )
+    return arch
+
+
+def _host_cpu() -> tuple[str, str]:
+    """CPU name and features as LLVM spells them: `("znver4", "+avx2,-sse4a,…")`."""
+    try:
+        from llvmlite import binding as llvm
+    except ImportError as error:
+        raise UnsupportedPlatform(
+            "Litz needs llvmlite to generate code for a CPU, and it cannot be imported.",
+            hint="pip install llvmlite",
+        ) from error
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def _choose_isa(arch: str, features: str, wanted: str) -> str:
+    present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    available = [isa for isa, needs in _LEVELS[arch] if present.issuperset(needs)]
+    if not wanted:
+        return available[0]
+    known = [isa for isa, _ in _LEVELS[arch]]
+    if wanted not in known:
+        raise OptionError(f"LITZ_ISA accepts {', '.join(known)} on {arch}, not {wanted!r}")
+    if wanted not in available:
+        raise UnsupportedPlatform(f"LITZ_ISA={wanted} was asked for, and this processor does not have it.")
+    return wanted
+
+
+def _restrict(features: str, isa: str) -> str:
+    """The features with everything wider than `isa` switched off."""
+    banned: tuple[str, ...] = ()
+    if isa in ("avx2", "sse2"):
+        banned += ("avx512", "avx10", "amx", "evex512")
+    if isa == "sse2":
+        banned += ("avx", "fma", "f16c", "vaes", "vpclmulqdq", "xop")
+    if not banned:
+        return features
+    return ",".join(f"-{item[1:]}" if item[1:].startswith(banned) else item for item in features.split(","))
+
+
+def _cache_bytes(level: int, fallback: int) -> int:
+    """Size of the first core's data cache of that level, as Linux tells it."""
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((folder / "level").read_text()) != level or (folder / "type").read_text().strip() == "Instruction":
+                continue
+            size = (folder / "size").read_text().strip()
+            return int(size[:-1]) * 1024 if size.endswith("K") else int(size[:-1]) * 1024**2
+        except (OSError, ValueError):
+            continue
+    return fallback
+
+
+def _page_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4096
