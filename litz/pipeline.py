@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from litz.capture.trace import trace
+from litz.capture.trace import Captured, trace
 from litz.codegen.render import render
 from litz.context import Context
+from litz.errors import CaptureError
+from litz.graph.channels_last import channels_last_convolution
 from litz.loop.ir import Program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
@@ -26,7 +28,7 @@ STAGES = ("trace", "lower", "mark_outputs", "fuse", "merge_axes", "plan_memory",
 def compile_function(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Sequence[tuple[int, ...] | None] | None, ctx: Context
 ) -> Executable:
-    captured = run("trace", ctx, trace, function, inputs, output_strides, ctx)
+    captured = run("trace", ctx, trace_channels_last, function, inputs, output_strides, ctx)
     lowered = run("lower", ctx, lower, captured.graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)
@@ -34,6 +36,19 @@ def compile_function(
     layout = run("plan_memory", ctx, plan_memory, program)
     rendering = run("render", ctx, render, program, ctx)
     return run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
+
+
+def trace_channels_last(
+    function: Callable[..., Any], inputs: Sequence[Any], output_strides: Sequence[tuple[int, ...] | None] | None, ctx: Context
+) -> Captured:
+    """The trace with convolutions channels last, if eager's output strides are known and nothing objects."""
+    if output_strides is not None:
+        try:
+            return trace(function, inputs, output_strides, ctx, channels_last_convolution(ctx.target))
+        except CaptureError as error:
+            # A view that only the other layout allows, for one: the plain trace decides.
+            ctx.note(f"convolutions keep their layout: {error}")
+    return trace(function, inputs, output_strides, ctx)
 
 
 def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:

@@ -7,7 +7,7 @@ and outputs with the strides eager would give them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,11 @@ class Captured:
 
 
 def trace(
-    function: Callable[..., Any], inputs: Sequence[Any], output_strides: Sequence[tuple[int, ...] | None] | None, ctx: Context
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    output_strides: Sequence[tuple[int, ...] | None] | None,
+    ctx: Context,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Captured:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -43,11 +47,11 @@ def trace(
             return outputs
         return [_laid_out(o, s) for o, s in zip(outputs, output_strides, strict=True)]
 
-    table = ctx.options.decompositions
+    table = dict(decompositions or {}) | dict(ctx.options.decompositions or {})
     with mode, torch.no_grad(), torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         try:
             graph = make_fx(
-                torch.func.functionalize(flat, remove="mutations"), decomposition_table=dict(table) if table else None
+                torch.func.functionalize(flat, remove="mutations"), decomposition_table=table
             )(*fakes)
         except Exception as error:
             raise CaptureError(

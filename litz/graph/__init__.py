@@ -1,0 +1,1 @@
+"""Rewriting graphs: an fx graph in, a better one out."""
