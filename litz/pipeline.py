@@ -34,7 +34,7 @@ def compile_function(
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("merge_axes", ctx, merge_axes, program)
     layout = run("plan_memory", ctx, plan_memory, program)
-    rendering = run("render", ctx, render, program, ctx)
+    rendering = run("render", ctx, render, program, layout, ctx)
     return run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
 
 

@@ -7,8 +7,10 @@ between operators that only Python can call.
 
 from __future__ import annotations
 
+from litz.codegen import shim
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module, Writer
+from litz.loop.ir import Call
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.
 _PARALLEL_WORK = 1 << 16
@@ -73,6 +75,14 @@ class HostWriter:
             address = self.w.let(f"getelementptr ptr, ptr {data}, i64 {position}", "p")
             self.w.emit(f"store ptr {pointer}, ptr {address}")
         self.w.emit(f"call void @GOMP_parallel(ptr @{kernel.name}.team, ptr {data}, i32 {team}, i32 0)")
+
+    def call(self, call: Call) -> list[str]:
+        """A library operator through the C shim; the buffers it allocated."""
+        return shim.write_call(self.w, call, self.slots, self.w.module)
+
+    def release(self, buffers: list[str]) -> None:
+        for name in buffers:
+            shim.release(self.w, self.w.module, self.pointer(shim.handle_slot(name)))
 
     def finish(self) -> None:
         self.w.emit("ret void")

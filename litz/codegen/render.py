@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Union
 
-from litz.codegen import host
+from litz.codegen import host, shim
 from litz.codegen.llvm import contract, loops, microkernel
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module
 from litz.context import Context
 from litz.loop.contraction import contraction
 from litz.loop.ir import Buffer, Call, Kernel, Load, Program, Store
+from litz.schedule.memory import Layout
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Rendering:
     libraries: tuple[tuple[str, str], ...]  # functions that depend on the machine alone: name and module text
 
 
-def render(program: Program, ctx: Context) -> Rendering:
+def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     module = Module()
     host.declare_runtime(module)
-    slots = {name: i for i, name in enumerate(program.buffers)}
+    native = shim.native_calls(program)
+    slots = _slots(program, native)
+    held: dict[str, int] = {}  # buffers whose handles native code holds -> step of their last use
     threads = ctx.target.threads
     built: dict[tuple, Rendered] = {}
     plan: list[Item] = []
@@ -58,13 +61,17 @@ def render(program: Program, ctx: Context) -> Rendering:
             plan.append(Native(writer.name))
             writer = None
 
-    for step in program.steps:
-        if isinstance(step, Call):
+    for at, step in enumerate(program.steps):
+        if isinstance(step, Call) and step.name not in native:
             close()
             plan.append(step)
             continue
         if writer is None:
             writer = host.HostWriter(module, f"run{len(plan)}", slots, threads)
+        if isinstance(step, Call):
+            held.update((name, layout.last_use[name]) for name in writer.call(step))
+            writer.release(_dead(held, at))
+            continue
         shape, order, shared = _anonymous(step, program.buffers)
         kernel = built.get(shape)
         if kernel is None:
@@ -82,8 +89,27 @@ def render(program: Program, ctx: Context) -> Rendering:
         writer.launch(kernel, tuple(names[b] for b in kernel.buffers))
         launches += 1
         workspace = max(workspace, kernel.workspace * threads)
+        writer.release(_dead(held, at))
     close()
     return Rendering(module.text(), tuple(plan), slots, launches, len(built), workspace, tuple((t.name, microkernel.text(t)) for t in tiles))
+
+
+def _slots(program: Program, native: frozenset[str]) -> dict[str, int]:
+    """A place in the table of pointers for each buffer, the inputs first, and for each handle native code holds."""
+    inputs = [name for name in program.inputs if name is not None]
+    names = list(dict.fromkeys((*inputs, *program.buffers)))
+    for call in program.calls:
+        if call.name in native:
+            names += [shim.handle_slot(v.buffer) for v in call.results if v is not None]
+    return {name: i for i, name in enumerate(names)}
+
+
+def _dead(held: dict[str, int], at: int) -> list[str]:
+    """Take out of `held` the buffers that no step after `at` uses."""
+    names = [name for name, last in held.items() if last <= at]
+    for name in names:
+        del held[name]
+    return names
 
 
 def _anonymous(kernel: Kernel, buffers: dict[str, Buffer]) -> tuple[tuple, tuple[str, ...], Kernel]:

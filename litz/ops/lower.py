@@ -25,6 +25,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     create,
     index,
     join,
+    library,
     loss,
     matmul,
     moments,
@@ -45,6 +46,8 @@ aten = torch.ops.aten
 
 # Views by another name: the result shares the argument's memory although the schema does not say so.
 _ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+# In-place changes of shape, which operators leave on tensors of their own making: views as well.
+_RESHAPED = {aten.as_strided_.default, aten.squeeze_.default, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default}
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,18 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
         return args[0][args[1]]
     if not isinstance(target, torch._ops.OpOverload):
         raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
-    if _is_view(target) or target in _ALIASES:
+    if _is_view(target) or target in _ALIASES or target in _RESHAPED:
         seen = _window(builder, args[0], node.meta["val"])
         if seen is not None:
             return seen
     if target is aten.copy_.default:
         return _write_input(builder, node, *args)
+    functional = _functional_form(target)
+    if functional is not None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
+        # Compute aside, then write over: what the operator does, in two steps that fusion may join.
+        result = LOWERINGS[functional](builder, node, *args, **kwargs)
+        if isinstance(result, View):
+            return _write_over(builder, node, args[0], result)
     lowering = LOWERINGS.get(target)
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
@@ -142,6 +151,16 @@ def _window(builder: Builder, base: Any, fake: Any) -> Any:
     return builder.window(base, fake)
 
 
+def _functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """`aten.add.Tensor` for `aten.add_.Tensor`, if it is lowered."""
+    name = target._schema.name.split("::")[-1]
+    if not name.endswith("_") or name.startswith("__") or target.namespace != "aten":
+        return None
+    packet = getattr(aten, name[:-1], None)
+    found = getattr(packet, target._overloadname, None) if packet is not None else None
+    return found if found in LOWERINGS else None
+
+
 def _typed(args: Any, fakes: Any) -> bool:
     def known(arg: Any) -> bool:
         if isinstance(arg, View):
@@ -157,9 +176,13 @@ def _typed(args: Any, fakes: Any) -> bool:
 
 def _write_input(builder: Builder, node: fx.Node, target: View, source: View, non_blocking: bool = False) -> Any:
     """`copy_` into a graph input: how a functional graph gives a mutation back."""
-    fake = node.meta["val"]
-    if not _typed((target, source), fake):
+    if not _typed((target, source), node.meta["val"]):
         return builder.call(node, (target, source), {}, "a dtype the loop IR does not have")
+    return _write_over(builder, node, target, source)
+
+
+def _write_over(builder: Builder, node: fx.Node, target: View, source: View) -> View:
+    fake = node.meta["val"]
     if source.buffer == target.buffer:
         # Reading and writing one buffer at different places in one kernel would race: go through a copy.
         source = builder.pointwise(fake, lambda body, point: operand(body, point, source, source.dtype))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from litz.codegen.render import Native, Rendering
+from litz.codegen.shim import INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS, operator_of
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Expr
@@ -141,8 +142,13 @@ class Executable:
         return [self._output(frame, output) for output in self.program.outputs]
 
     def _raise(self, frame: Frame) -> None:
+        code = frame.error.value
         frame.error.value = 0
-        raise IndexError("index out of range in self")
+        if code == INDEX_OUT_OF_RANGE:
+            raise IndexError("index out of range in self")
+        if code == LAYOUT_DIFFERS:
+            raise CallError("a library operator laid its result out otherwise than it was traced")
+        raise CallError("a library operator failed; its own message is on the standard error stream")
 
     def _output(self, frame: Frame, output: Any) -> Any:
         if isinstance(output, View):
@@ -179,6 +185,11 @@ class _Operator:
         packet = getattr(getattr(torch.ops, namespace), name)
         self.into_arena = call.target in OUT_VARIANTS
         self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
+        own = operator_of(call)._schema.arguments
+        aliases = any(a.alias_info is not None for a in own)
+        # A result that may be a window on arena memory is copied: the arena does not know of it.
+        buffers = executable.program.buffers
+        self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
 
     def __call__(self, frame: Frame) -> None:
         executable, call = self.executable, self.call
@@ -200,7 +211,7 @@ class _Operator:
             raise CallError(
                 f"{self.call.target} returned a tensor of shape {tuple(tensor.shape)} where {_ints(expected.sizes)} was traced"
             )
-        if tensor.stride() != _ints(expected.strides) or tensor.storage_offset() != 0:
+        if self.copies or tensor.stride() != _ints(expected.strides) or tensor.storage_offset() != 0:
             laid_out = torch.empty_strided(_ints(expected.sizes), _ints(expected.strides), dtype=tensor.dtype)
             tensor = laid_out.copy_(tensor)
         frame.tensors[expected.buffer] = tensor

@@ -1,0 +1,223 @@
+"""Calls of library operators from native code, through PyTorch's stable C shim.
+
+In: a `Call` whose operator the shim exports. Out: LLVM that makes tensor handles for its windows, calls,
+checks that what came back is laid out as traced, and puts the result's address in its slot.
+
+The shim's parameters follow from the operator's schema by fixed rules, so a row here is a name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from litz.codegen.llvm.writer import Module, Writer, literal
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import Expr
+from litz.loop.ir import Call, Program, View
+from litz.schedule.memory import OUT_VARIANTS
+
+SHIMS: dict[str, str] = {
+    "aten::mm": "aoti_torch_cpu_mm_out",
+    "aten::addmm": "aoti_torch_cpu_addmm_out",
+    "aten::bmm": "aoti_torch_cpu_bmm_out",
+    "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
+    "aten::convolution": "aoti_torch_cpu_convolution",
+    "aten::cumsum": "aoti_torch_cpu_cumsum",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
+}
+
+# What host functions leave in the error cell.
+INDEX_OUT_OF_RANGE, OPERATOR_FAILED, LAYOUT_DIFFERS = 1, 2, 3
+
+_SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
+
+
+def operator_of(call: Call) -> torch._ops.OpOverload:
+    namespace, rest = call.target.split("::")
+    name, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+def native_calls(program: Program) -> frozenset[str]:
+    """Names of the calls made from native code: the shim has them, and no Python code needs their results."""
+    native = {c.name for c in program.calls if c.target in SHIMS and _describable(c)}
+    leaving = {v.buffer for v in program.outputs if isinstance(v, View)}
+    while True:
+        from_python = leaving | {name for c in program.calls if c.name not in native for name in c.reads}
+        kept = {
+            c.name
+            for c in program.calls
+            if c.name in native and (c.target in OUT_VARIANTS or not from_python & set(c.writes))
+        }
+        if kept == native:
+            return frozenset(native)
+        native = kept
+
+
+def _describable(call: Call) -> bool:
+    def known(arg: Any) -> bool:
+        if isinstance(arg, View):
+            return arg.dtype in _SCALAR_TYPE and all(s.is_int and s.int > 0 for s in arg.sizes) and arg.offset.is_int
+        if isinstance(arg, (tuple, list)):
+            return all(isinstance(a, int) for a in arg)
+        return arg is None or isinstance(arg, (bool, int, float, torch.dtype))
+
+    return all(known(a) for a in (*call.args, *(v for _, v in call.kwargs))) and all(
+        r is None or known(r) for r in call.results
+    )
+
+
+def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module) -> list[str]:
+    """Emit the call; the names of the buffers whose handles the caller must release after their last use."""
+    schema = operator_of(call)._schema
+    emitter = _CallWriter(w, call, slots, module)
+    values = _in_schema_order(schema, call)
+    parameters: list[str] = []
+    if call.target in OUT_VARIANTS:
+        (result,) = call.results
+        assert result is not None
+        parameters.append(f"ptr {emitter.tensor(result)}")
+    for spec, value in zip(schema.arguments, values, strict=True):
+        parameters += emitter.argument(str(spec.type), value)
+    returned: list[tuple[View | None, str]] = []
+    if call.target not in OUT_VARIANTS:
+        for result in call.results:
+            cell = w.slot("ptr", 8)
+            returned.append((result, cell))
+            parameters.append(f"ptr {cell}")
+    function = SHIMS[call.target]
+    types = ", ".join(p.rsplit(" ", 1)[0] for p in parameters)
+    module.declare(f"declare i32 @{function}({types})")
+    status = w.let(f"call i32 @{function}({', '.join(parameters)})")
+    emitter.stop_if(w.let(f"icmp ne i32 {status}, 0"), OPERATOR_FAILED)
+    emitter.release_arguments()
+    owned = []
+    for result, cell in returned:
+        handle = w.let(f"load ptr, ptr {cell}")
+        if result is None:
+            release(w, module, handle)
+            continue
+        emitter.take(result, handle)
+        owned.append(result.buffer)
+    return owned
+
+
+def release(w: Writer, module: Module, handle: str) -> None:
+    module.declare("declare i32 @aoti_torch_delete_tensor_object(ptr)")
+    w.emit(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
+
+
+def handle_slot(buffer: str) -> str:
+    """The slot that keeps the handle of a buffer an operator allocated."""
+    return f"handle of {buffer}"
+
+
+def _in_schema_order(schema: Any, call: Call) -> list[Any]:
+    given = dict(call.kwargs)
+    values = []
+    for position, spec in enumerate(schema.arguments):
+        if position < len(call.args):
+            values.append(call.args[position])
+        elif spec.name in given:
+            values.append(given[spec.name])
+        else:
+            values.append(spec.default_value)
+    return values
+
+
+class _CallWriter:
+    def __init__(self, w: Writer, call: Call, slots: dict[str, int], module: Module):
+        self.w, self.call, self.slots, self.module = w, call, slots, module
+        self.handles: list[str] = []
+
+    def stop_if(self, condition: str, code: int) -> None:
+        with self.w.when(condition):
+            self.w.emit(f"store i32 {code}, ptr %error")
+            self.w.emit("ret void")
+            # What follows is never reached, but the block must be closed as any other.
+            self.w.place(self.w.label("unreached"))
+
+    def tensor(self, view: View) -> str:
+        """A handle on the window, released after the call."""
+        w = self.w
+        address = w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[view.buffer]}", "p")
+        data = w.let(f"load ptr, ptr {address}")
+        offset = view.offset.int * DTYPES[view.dtype].bytes
+        data = w.let(f"getelementptr i8, ptr {data}, i64 {offset}", "p") if offset else data
+        sizes = self.module.constant_array(_ints(view.sizes))
+        strides = self.module.constant_array(_ints(view.strides))
+        cell = w.slot("ptr", 8)
+        name = "@aoti_torch_create_tensor_from_blob_v2"
+        self.module.declare(f"declare i32 {name}(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64)")
+        status = w.let(
+            f"call i32 {name}(ptr {data}, i64 {len(view.sizes)}, ptr {sizes}, ptr {strides}, i64 0, "
+            f"i32 {_SCALAR_TYPE[view.dtype]}, i32 0, i32 0, ptr {cell}, i32 0, ptr null, i64 0)"
+        )
+        self.stop_if(w.let(f"icmp ne i32 {status}, 0"), OPERATOR_FAILED)
+        handle = w.let(f"load ptr, ptr {cell}")
+        self.handles.append(handle)
+        return handle
+
+    def argument(self, kind: str, value: Any) -> list[str]:
+        """The C parameters that stand for one argument of the schema."""
+        optional = kind.startswith("Optional[")
+        inner = kind[len("Optional[") : -1] if optional else kind
+        if inner.startswith("List["):
+            values = tuple(int(v) for v in value)
+            return [f"ptr {self.module.constant_array(values)}", f"i64 {len(values)}"]
+        if optional and value is None:
+            return ["ptr null"]
+        text = self._plain(inner, value)
+        if not optional:
+            return [text]
+        type_text = text.rsplit(" ", 1)[0]
+        cell = self.w.slot(type_text, 8)
+        self.w.emit(f"store {text}, ptr {cell}")
+        return [f"ptr {cell}"]
+
+    def _plain(self, kind: str, value: Any) -> str:
+        if isinstance(value, View):
+            return f"ptr {self.tensor(value)}"
+        if isinstance(value, torch.dtype):
+            from litz.loop.dtype import from_torch
+
+            return f"i32 {_SCALAR_TYPE[str(from_torch(value))]}"
+        if kind == "bool":
+            return f"i32 {int(value)}"
+        if kind in ("float", "number"):
+            return f"double {literal(float(value), 'f64')}"
+        assert kind in ("int", "SymInt"), f"the shim has no rule for {kind}"
+        return f"i64 {int(value)}"
+
+    def release_arguments(self) -> None:
+        for handle in self.handles:
+            release(self.w, self.module, handle)
+
+    def take(self, result: View, handle: str) -> None:
+        """Check the result's strides, and put its address and its handle in their slots."""
+        w, module = self.w, self.module
+        cell = w.slot("ptr", 8)
+        for getter in ("strides", "data_ptr"):
+            module.declare(f"declare i32 @aoti_torch_get_{getter}(ptr, ptr)")
+            w.emit(f"call i32 @aoti_torch_get_{getter}(ptr {handle}, ptr {cell})")
+            found = w.let(f"load ptr, ptr {cell}")
+            if getter == "data_ptr":
+                self._store_slot(result.buffer, found)
+                continue
+            for dim, (size, stride) in enumerate(zip(_ints(result.sizes), _ints(result.strides), strict=True)):
+                if size == 1:
+                    continue
+                actual = w.let(f"load i64, ptr {w.let(f'getelementptr i64, ptr {found}, i64 {dim}', 'p')}")
+                self.stop_if(w.let(f"icmp ne i64 {actual}, {stride}"), LAYOUT_DIFFERS)
+        self._store_slot(handle_slot(result.buffer), handle)
+
+    def _store_slot(self, name: str, value: str) -> None:
+        address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[name]}", "p")
+        self.w.emit(f"store ptr {value}, ptr {address}")
+
+
+def _ints(values: Iterable[Expr]) -> tuple[int, ...]:
+    return tuple(v.int for v in values)
