@@ -44,6 +44,15 @@ class Snapshot(NamedTuple):
     text: str
 
 
+class Built(NamedTuple):
+    """One native program: what a run of it launches, how many different kernels that takes, its arena."""
+
+    kernels: int
+    kernels_built: int
+    calls: Mapping[str, int]
+    arena_bytes: int
+
+
 @dataclass
 class Context:
     options: Options
@@ -55,6 +64,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     fuel: int | None = field(init=False)
     spent: list[str] = field(default_factory=list)
+    built: list[Built] = field(default_factory=list)  # a forward, and a backward once it is needed
 
     def __post_init__(self) -> None:
         self.fuel = self.options.fuel
@@ -97,21 +107,18 @@ class Context:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def report(
-        self,
-        *,
-        kernels: int = 0,
-        kernels_built: int | None = None,
-        calls: Mapping[str, int] | None = None,
-        arena_bytes: int = 0,
-    ) -> Report:
+    def report(self) -> Report:
         """The report of this compile, complete as of now."""
+        calls: dict[str, int] = {}
+        for built in self.built:
+            for name, count in built.calls.items():
+                calls[name] = calls.get(name, 0) + count
         return Report(
-            kernels=kernels,
-            kernels_built=kernels if kernels_built is None else kernels_built,
-            calls=tuple(sorted((calls or {}).items())),
+            kernels=sum(b.kernels for b in self.built),
+            kernels_built=sum(b.kernels_built for b in self.built),
+            calls=tuple(sorted(calls.items())),
             fallbacks=tuple(self.fallbacks),
-            arena_bytes=arena_bytes,
+            arena_bytes=max((b.arena_bytes for b in self.built), default=0),
             timings=tuple(self.timings.items()),
             snapshots=tuple(self.snapshots),
             firings=tuple(self.firings),

@@ -19,7 +19,7 @@ from typing import Any
 
 from litz.errors import OptionError
 
-MODES = ("default", "reduce-overhead", "max-autotune")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 MATMUL_CHOICES = ("auto", "generate", "library")
 
 
@@ -39,7 +39,7 @@ class Options:
         False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
     )
     mode: str = _option(
-        "default", changes_code=True, doc="what to favour: 'default', 'reduce-overhead' or 'max-autotune'"
+        "default", changes_code=True, doc="what to favour: " + ", ".join(MODES)
     )
     fuel: int | None = _option(
         None, changes_code=True, doc="how many optimisations may be applied before all others are skipped; None: all"

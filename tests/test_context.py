@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import litz
-from litz.context import Context, Report, last_report, set_last_report
+from litz.context import Built, Context, Report, last_report, set_last_report
 from litz.options import Options
 from litz.target import Target
 
@@ -76,7 +76,8 @@ def test_report_is_frozen_and_readable() -> None:
     ctx.fired("fold", "constants.py", 20)
     ctx.note("left to eager")
     ctx.timings["lower"] = 0.25
-    report = ctx.report(kernels=3, kernels_built=2, calls={"aten.sort": 1, "aten.addmm": 4}, arena_bytes=4096)
+    ctx.built.append(Built(3, 2, {"aten.sort": 1, "aten.addmm": 4}, 4096))
+    report = ctx.report()
     ctx.note("too late")
     assert report.launches == 8
     assert report.notes == ("left to eager",)

@@ -15,13 +15,19 @@ from torch import fx
 from litz.context import Context, set_last_report
 from litz.errors import CaptureError
 from litz.options import Options
-from litz.pipeline import compile_function
-from litz.runtime.cpu import Executable
+from litz.pipeline import Strides, compile_function
 from litz.target import detect
 
 
-def litz(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Callable[..., Any]:
-    chosen = Options.from_environment(options)
+def litz(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """`mode` and `options` are those of `torch.compile`, which leaves a mode of "default" out."""
+    chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
     reason = _left_to_eager(graph_module, example_inputs)
@@ -41,28 +47,20 @@ def _context(options: Options, note: str | None = None) -> Context:
     return ctx
 
 
-def _compile(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, options: Options
-) -> Callable[..., Any]:
+def _compile(graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Strides, options: Options) -> Callable[..., Any]:
     ctx = _context(options)
     try:
-        executable = compile_function(graph_module.forward, inputs, strides, ctx)
+        return compile_function(graph_module.forward, inputs, strides, ctx, _needs_grad(inputs))
     except CaptureError as error:
         # What cannot be traced still runs, as the user wrote it.
         ctx.note(f"left to eager: {error}")
         _warn_once(f"a graph could not be traced and runs in eager: {error}")
         set_last_report(ctx.report())
         return graph_module.forward
-    calls: dict[str, int] = {}
-    for call in executable.program.calls:
-        calls[call.target] = calls.get(call.target, 0) + 1
-    rendering = executable.rendering
-    set_last_report(
-        ctx.report(
-            kernels=rendering.launches, kernels_built=rendering.kernels, calls=calls, arena_bytes=executable.layout.size
-        )
-    )
-    return executable
+
+
+def _needs_grad(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
 class PerSize:
@@ -73,7 +71,10 @@ class PerSize:
         self.compiled: dict[tuple, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args)
+        key = (
+            _needs_grad(args),
+            *((tuple(a.shape), a.stride(), a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args),
+        )
         found = self.compiled.get(key)
         if found is None:
             found = _compile(self.graph_module, args, None, self.options)
@@ -99,13 +100,14 @@ def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None]
 def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """Why this graph is not compiled, or None."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are needed: training is not compiled yet (wrap inference in torch.no_grad())"
     for t in tensors:
         if t.device.type != "cpu":
             return f"an input is on {t.device}: only CPU tensors are compiled"
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
+    for node in graph_module.graph.nodes:
+        if node.target in ("as_strided", torch.as_strided) and (len(node.args) > 3 or "storage_offset" in node.kwargs):
+            return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None
 
 
@@ -119,4 +121,4 @@ def _warn_once(reason: str) -> None:
         warnings.warn(f"litz: {reason}", stacklevel=3)
 
 
-__all__ = ["Executable", "PerSize", "litz"]
+__all__ = ["PerSize", "litz"]

@@ -44,7 +44,9 @@ def contraction(kernel: Kernel) -> Contraction | None:
     right = 0 if contiguous in sides[0] else 1
     if factors[right].mask is not None and factors[1 - right].mask is None:  # type: ignore[union-attr]
         right = 1 - right
-    if factors[right].mask is not None:  # type: ignore[union-attr]
+    if len(sides[right]) > 1 and len(sides[1 - right]) == 1:
+        right = 1 - right  # columns are counted along one axis
+    if len(sides[right]) > 1 or factors[right].mask is not None:  # type: ignore[union-attr]
         return None
 
     def ordered(axes: set[Axis]) -> tuple[Axis, ...]:

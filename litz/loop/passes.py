@@ -19,3 +19,15 @@ def pass_of_each(kernel: Kernel) -> list[int]:
         if not isinstance(op, Store):
             ready[op.name] = at + 1 if isinstance(op, Reduce) else at
     return found
+
+
+def last_pass_only(kernel: Kernel, buffer: str) -> bool:
+    """Whether `buffer` is stored to in the last pass alone: each pass loads again, and must find what was there."""
+    if not kernel.reduced:
+        return True
+    passes = pass_of_each(kernel)
+    return all(
+        p == max(passes)
+        for p, op in zip(passes, kernel.body, strict=True)
+        if isinstance(op, Store) and op.buffer == buffer
+    )

@@ -68,7 +68,7 @@ class Executable:
             and not self.constants
             and self._inputs_in_order
             and len(self._fresh) == len(program.outputs)
-            and all(isinstance(v, View) and v.buffer == name for v, (name, *_) in zip(program.outputs, self._fresh, strict=True))
+            and all(_is_whole(view, made) for view, made in zip(program.outputs, self._fresh, strict=True))
         )
 
     # -- preparation --------------------------------------------------------------------------------
@@ -229,6 +229,17 @@ class _Operator:
 
 def _ints(values: Sequence[Expr]) -> tuple[int, ...]:
     return tuple(v.int for v in values)
+
+
+def _is_whole(output: Any, made: tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype]) -> bool:
+    """Whether the output is the tensor that was made for its buffer, and not a window on it."""
+    name, sizes, strides, _ = made
+    return (
+        isinstance(output, View)
+        and output.buffer == name
+        and output.offset.int == 0
+        and (_ints(output.sizes), _ints(output.strides)) == (sizes, strides)
+    )
 
 
 def _covers(view: View, size: int) -> bool:

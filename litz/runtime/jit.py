@@ -11,7 +11,7 @@ from litz.compat import openmp_library, torch_library
 from litz.errors import CompileError
 from litz.target import Target
 
-_building = threading.Lock()  # one compile at a time: LLVM's context is shared
+_building = threading.RLock()  # one compile at a time: LLVM's context is shared
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +92,8 @@ _provided: dict[str, Code] = {}
 def _provide(name: str, source: str, target: Target) -> None:
     """Build a function of the machine once, and let every later module call it by name."""
     key = f"{name}@{target.cpu}{target.features}"
-    if key not in _provided:
-        code = Code(source, target)
-        _llvm().add_symbol(name, code.address(name))
-        _provided[key] = code
+    with _building:  # two threads must not replace each other's: code that calls the first would lose it
+        if key not in _provided:
+            code = Code(source, target)
+            _llvm().add_symbol(name, code.address(name))
+            _provided[key] = code

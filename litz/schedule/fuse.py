@@ -13,9 +13,11 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from litz.context import Context
 from litz.loop.contraction import contraction
-from litz.loop.ir import Apply, Kernel, Load, Program, Step, View
+from litz.loop.ir import Apply, Call, Kernel, Load, Program, Step, View
 from litz.loop.scalar import SCALARS
 from litz.schedule.merge import inline, merge
 from litz.schedule.simplify import live_ops
@@ -52,10 +54,16 @@ class _Graph:
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.last = -1
+        self.last_drawn: int | None = None
 
     def add(self, at: int) -> None:
         step = self.steps[at]
         node = Node(at, step, at)
+        if isinstance(step, Call) and _draws(step):
+            # Random numbers come out of one stream: who draws first gets the same ones as in eager.
+            if self.last_drawn is not None:
+                node.before.add(self.last_drawn)
+            self.last_drawn = at
         for name in step.reads:
             if name in self.writer:
                 node.before.add(self.writer[name])
@@ -160,6 +168,14 @@ class _Graph:
                     heapq.heappush(ready, (self.nodes[other].at, other))
         assert len(ordered) == len(self.nodes), "fusion made a cycle"
         return ordered
+
+
+def _draws(call: Call) -> bool:
+    """Whether the operator takes from torch's stream of random numbers."""
+    namespace, _, rest = call.target.partition("::")
+    name, _, overload = rest.partition(".")
+    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def _without_dead_stores(program: Program, steps: tuple[Step, ...] | list[Step]) -> list[Step]:

@@ -16,6 +16,7 @@ from typing import Any
 from litz.loop.contraction import contraction
 from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Value, expr
 from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
+from litz.loop.passes import last_pass_only
 
 _LARGEST_BODY = 240
 
@@ -140,9 +141,9 @@ def _join(space: Kernel, moving: Kernel, moved: Mapping[Axis, Expr], first: Kern
     for kernel in (first, second):
         if body.extend(kernel.body, moved if kernel is moving else {}) is None:
             return None
-    if not body.memory_is_safe():
-        return None
     merged = Kernel(second.name, space.axes, space.reduced, tuple(body.ops), _origins(first, second))
+    if not body.memory_is_safe(merged):
+        return None
     if contraction(first) is not None and contraction(merged) is None:
         return None
     return merged if _keeps_vectors(merged, (first, second)) else None
@@ -238,10 +239,12 @@ class _Joined:
             self._seen[key] = found
         return found
 
-    def memory_is_safe(self) -> bool:
-        """A buffer both read and written is read only where the same point writes it."""
+    def memory_is_safe(self, kernel: Kernel) -> bool:
+        """A buffer both read and written is read only where the same point writes it, and never after."""
         return all(
-            self.loaded[buffer] == {index} for buffer, (index, _) in self.stored.items() if buffer in self.loaded
+            self.loaded[buffer] == {index} and last_pass_only(kernel, buffer)
+            for buffer, (index, _) in self.stored.items()
+            if buffer in self.loaded
         )
 
 
@@ -276,7 +279,9 @@ def inline(producer: Kernel, consumer: Kernel, buffer: str) -> Kernel | None:
             return None
         values[index] = names[made.value]
     known = {op.name: values[op.index] for op in loads}
-    if body.extend(consumer.body, {}, known) is None or not body.memory_is_safe():
+    if body.extend(consumer.body, {}, known) is None:
         return None
     merged = replace(consumer, body=tuple(body.ops), origins=_origins(producer, consumer))
+    if not body.memory_is_safe(merged):
+        return None
     return merged if _keeps_vectors(merged, (consumer,)) else None

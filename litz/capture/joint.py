@@ -1,0 +1,238 @@
+"""Trace a torch-level graph to one functional ATen graph, its backward included, in a single run.
+
+In: a function and the tensors it is called with. Out: a `Joint`: a graph whose inputs are the primals and
+then the tangents, and whose outputs are the results, the new values of inputs that autograd must see, and
+the gradients; inputs written to out of autograd's sight are written by `copy_` nodes at the end of the
+forward. In inference there are no tangents and no gradients, and nothing else differs.
+
+The one idea: tangents are made in the middle of the trace, when the results are known, by an operator of
+our own; afterwards its nodes become inputs. So no run is spent on finding out what the results look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from litz.errors import CaptureError
+from litz.graph.signature import Input, Joint, Output, Signature, Window
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=1)
+def _tangent_operator() -> Any:
+    library = torch.library.Library("litz", "FRAGMENT")
+    library.define("tangent(Tensor result) -> Tensor")
+    library.impl("tangent", _like, "CompositeExplicitAutograd")
+    _tangent_operator.library = library  # type: ignore[attr-defined]  # it unregisters when collected
+    return torch.ops.litz.tangent.default
+
+
+def _like(result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+
+
+def trace_joint(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    output_strides: Sequence[tuple[int, ...] | None] | None,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    training: bool,
+) -> Joint:
+    """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [_fake(mode, x) for x in inputs]
+    tracer = _Trace(function, inputs, output_strides, training)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(mode)
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+            if training:
+                # Some operators (batch norm) only have a functional form behind this dispatcher.
+                stack.enter_context(enable_python_dispatcher())
+            module = make_fx(tracer, decomposition_table=dict(decompositions))(*fakes)
+    except Exception as error:
+        raise CaptureError(f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace") from error
+    return tracer.finish(module)
+
+
+def _fake(mode: FakeTensorMode, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, FakeTensor):
+        sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
+        value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    return mode.from_tensor(value.detach() if value.requires_grad else value, static_shapes=True)
+
+
+class _Trace:
+    """The function that is traced; it keeps what it learns about inputs and outputs."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, training: bool
+    ):
+        self.function, self.strides, self.training = function, strides, training
+        self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
+
+    def __call__(self, *primals: Any) -> Any:
+        with FunctionalTensorMode(), torch.set_grad_enabled(self.training):
+            wrapped = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
+            outputs = self.function(*wrapped)
+            outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
+            results = self._classify(outputs, wrapped)
+            updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
+            gradients = self._gradients([*results, *updated], wrapped) if self.training else []
+            self.primals = len(primals)
+            flat = [_unwrap(r) for r in (*results, *updated)]
+            self.forward_outputs = len(flat)
+            hidden = [(p, _unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden]
+            flat += [_unwrap(g) for g in gradients]
+        for primal, value in hidden:
+            aten.copy_.default(primal, value)
+        return flat
+
+    @staticmethod
+    def _wrap(primal: Any, needs_grad: bool) -> Any:
+        if not isinstance(primal, torch.Tensor):
+            return primal
+        wrapped = FunctionalTensor.to_functional(primal)
+        return wrapped.requires_grad_(True) if needs_grad else wrapped
+
+    def _input(self, wrapped: Any, position: int) -> Input:
+        if not isinstance(wrapped, FunctionalTensor):
+            return Input()
+        torch._sync(wrapped)
+        if torch._functionalize_has_metadata_mutation(wrapped.elem):
+            raise CaptureError(f"input {position} changes its shape or strides in place", stage="trace")
+        mutated = torch._functionalize_has_data_mutation(wrapped.elem)
+        hidden = not self.training or not mutated or self._hidden(wrapped, position)
+        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
+
+    def _hidden(self, wrapped: FunctionalTensor, position: int) -> bool:
+        if torch._functionalize_are_all_mutations_hidden_from_autograd(wrapped.elem):
+            return True
+        if torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapped.elem):
+            return True
+        return not wrapped.requires_grad and not self.needs_grad[position]
+
+    def _classify(self, outputs: list[Any], wrapped: list[Any]) -> list[Any]:
+        """Sort outputs by whose memory they are; the tensors that the graph itself must return."""
+        of_input = {_storage(w): i for i, w in reversed(list(enumerate(wrapped))) if isinstance(w, FunctionalTensor)}
+        same = {id(w): i for i, w in enumerate(wrapped)}
+        results: list[Any] = []
+        owner: dict[int, int] = {}
+        first_result: dict[int, int] = {}
+        self.outputs: list[Output] = []
+        for position, out in enumerate(outputs):
+            if not isinstance(out, torch.Tensor):
+                self.outputs.append(Output("plain", value=out))
+            elif id(out) in same:
+                self.outputs.append(Output("input", same[id(out)]))
+            elif isinstance(out, FunctionalTensor) and _storage(out) in of_input:
+                base = wrapped[of_input[_storage(out)]]
+                if base.dtype != out.dtype:
+                    raise CaptureError(f"output {position} is memory of an input, read as another type", stage="trace")
+                self.outputs.append(Output("view", of_input[_storage(out)], _window(out, base), out.requires_grad))
+            elif id(out) in first_result:
+                self.outputs.append(Output("part", first_result[id(out)], None, out.requires_grad))
+            elif isinstance(out, FunctionalTensor) and _storage(out) in owner:
+                index = owner[_storage(out)]
+                self.outputs.append(Output("part", index, _window(out, results[index]), out.requires_grad))
+            else:
+                laid_out = self._laid_out(out, position)
+                index = len(results)
+                if isinstance(out, FunctionalTensor) and laid_out is out:
+                    owner[_storage(out)] = index
+                first_result[id(out)] = index
+                results.append(laid_out)
+                self.outputs.append(Output("fresh", index, None, laid_out.requires_grad))
+        self.result_count = len(results)
+        return results
+
+    def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
+        strides = None if self.strides is None else self.strides[position]
+        if strides is None or out.stride() == strides:
+            return out
+        return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
+
+    def _gradients(self, results: list[torch.Tensor], wrapped: list[Any]) -> list[torch.Tensor]:
+        differentiable = [(i, r) for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad]
+        self.differentiable = tuple(i for i, _ in differentiable)
+        leaves = [(i, w) for i, w in enumerate(wrapped) if self.needs_grad[i]]
+        with torch.no_grad():
+            tangents = [_tangent_operator()(r) for _, r in differentiable]
+        if not differentiable:
+            self.gradient_of: tuple[int, ...] = ()
+            return []
+        with torch.amp.autocast_mode.autocast("cpu", enabled=False):
+            found = torch.autograd.grad([r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True)
+        existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
+        self.gradient_of = tuple(i for i, _ in existing)
+        return [self._like_input(g, wrapped[i]) for i, g in existing]
+
+    @staticmethod
+    def _like_input(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        # As eager accumulates it: a gradient has the strides of its tensor.
+        if gradient.stride() == leaf.stride() or not leaf.is_contiguous():
+            return gradient
+        return gradient.contiguous()
+
+    def finish(self, module: fx.GraphModule) -> Joint:
+        _tangents_to_inputs(module)
+        _drop_dead_code(module.graph)
+        module.recompile()
+        differentiable = self.differentiable if self.training else ()
+        signature = Signature(tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable)
+        return Joint(module, signature, self.primals, self.forward_outputs, self.gradient_of if self.training else ())
+
+
+def _storage(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _window(view: torch.Tensor, base: torch.Tensor) -> Window:
+    return Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
+
+
+def _unwrap(value: Any) -> Any:
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _tangents_to_inputs(module: fx.GraphModule) -> None:
+    graph = module.graph
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1:]
+    for node in [n for n in graph.nodes if n.op == "call_function" and str(n.target) == "litz.tangent.default"]:
+        with graph.inserting_after(last[0]) if last else graph.inserting_before(next(iter(graph.nodes))):
+            fresh = graph.placeholder(f"tangent_{len(last)}")
+        fresh.meta = dict(node.meta)
+        node.replace_all_uses_with(fresh)
+        graph.erase_node(node)
+        last = [fresh]
+
+
+def _drop_dead_code(graph: fx.Graph) -> None:
+    """Nodes without users, from the end; random draws stay, as later ones depend on them."""
+    for node in reversed(list(graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+                continue
+        graph.erase_node(node)

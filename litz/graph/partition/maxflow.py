@@ -1,0 +1,87 @@
+"""Maximum flow by Dinic's algorithm, and the minimum cut it proves.
+
+In: edges with integer capacities. Out: the set of vertices on the source's side.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+INFINITE = 1 << 60
+
+
+class FlowNetwork:
+    def __init__(self) -> None:
+        self.edges: list[list[int]] = []  # vertex -> edge numbers
+        self.head: list[int] = []
+        self.room: list[int] = []  # residual capacity; edge e ^ 1 is the reverse of e
+
+    def vertex(self) -> int:
+        self.edges.append([])
+        return len(self.edges) - 1
+
+    def edge(self, tail: int, head: int, capacity: int) -> None:
+        self.edges[tail].append(len(self.head))
+        self.head.append(head)
+        self.room.append(capacity)
+        self.edges[head].append(len(self.head))
+        self.head.append(tail)
+        self.room.append(0)
+
+    def minimum_cut(self, source: int, sink: int) -> tuple[int, set[int]]:
+        """The flow's value, and the vertices still reachable from the source when it is maximal."""
+        total = 0
+        while True:
+            level = self._levels(source, sink)
+            if level[sink] < 0:
+                return total, {v for v, at in enumerate(level) if at >= 0}
+            total += self._blocking_flow(source, sink, level)
+
+    def _levels(self, source: int, sink: int) -> list[int]:
+        level = [-1] * len(self.edges)
+        level[source] = 0
+        queue = deque([source])
+        while queue:
+            v = queue.popleft()
+            for e in self.edges[v]:
+                w = self.head[e]
+                if self.room[e] and level[w] < 0:
+                    level[w] = level[v] + 1
+                    queue.append(w)
+        return level
+
+    def _blocking_flow(self, source: int, sink: int, level: list[int]) -> int:
+        """Push along shortest paths until none is left, without recursion: graphs are thousands deep."""
+        head, room = self.head, self.room
+        following = [0] * len(self.edges)
+        path: list[int] = []
+        pushed = 0
+        v = source
+        while True:
+            if v == sink:
+                amount = min(room[e] for e in path)
+                pushed += amount
+                for e in path:
+                    room[e] -= amount
+                    room[e ^ 1] += amount
+                # Go back to before the first edge that is full now.
+                full = next(i for i, e in enumerate(path) if not room[e])
+                v = head[path[full] ^ 1]
+                del path[full:]
+                continue
+            edges = self.edges[v]
+            while following[v] < len(edges):
+                e = edges[following[v]]
+                if room[e] and level[head[e]] == level[v] + 1:
+                    break
+                following[v] += 1
+            if following[v] < len(edges):
+                e = edges[following[v]]
+                path.append(e)
+                v = head[e]
+            elif path:
+                e = path.pop()
+                v = head[e ^ 1]
+                following[v] += 1
+            else:
+                return pushed

@@ -1,0 +1,181 @@
+"""Split a joint graph by a minimum cut over bytes.
+
+In: a `Joint`. Out: a `Split`: the forward graph, which also returns what the backward needs; and the
+backward graph, which takes that and the tangents.
+
+Every forward value is an edge whose capacity is its bytes. What must not be computed twice hangs on the
+source; what the backward reads hangs on the sink. The cheapest cut is the cheapest set of tensors to keep
+such that the rest of what the backward needs can be computed again from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.graph.signature import Joint
+from litz.graph.partition.maxflow import INFINITE, FlowNetwork
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Split:
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved_primals: tuple[int, ...]  # arguments the backward reads
+    saved_results: tuple[int, ...]  # of the forward's own results, those the backward reads
+    saved: int  # tensors that follow the forward's own results, for the backward alone
+    # The backward takes these in this order, then any plain numbers the forward returned last, then the tangents.
+
+
+# Cheap to compute again although not marked pointwise.
+_LIGHT = {
+    aten.clone.default, aten._to_copy.default, aten.full.default, aten.full_like.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default,
+    aten._unsafe_view.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.copy.default,
+    aten.constant_pad_nd.default, aten.empty.memory_format, aten.zeros.default, aten.ones.default,
+}  # fmt: skip
+
+
+def split_by_minimum_cut(joint: Joint) -> Split:
+    graph = joint.graph.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    primals, tangents = placeholders[: joint.primals], placeholders[joint.primals :]
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    results = list(output.args[0])
+    forward_results, gradients = results[: joint.forward_outputs], results[joint.forward_outputs :]
+    late = _descendants(tangents)
+    needed = _ancestors([g for g in gradients if isinstance(g, fx.Node)])
+    kept = _minimum_cut(graph, primals, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
+    plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
+    tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
+    saved_primals = tuple(primals.index(n) for n in tensors if n.op == "placeholder")
+    saved_results = tuple(forward_results.index(n) for n in tensors if n in forward_results)
+    saved = [n for n in tensors if n.op != "placeholder" and n not in forward_results]
+    early = [n for n in graph.nodes if n not in late]
+    forward = _extract(joint.graph, primals, [*forward_results, *saved, *plain], [n for n in early if _must_run(n)])
+    taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
+    backward = _extract(joint.graph, [*taken, *tangents], gradients, [])
+    return Split(forward, backward, saved_primals, saved_results, len(saved))
+
+
+def _descendants(roots: list[fx.Node]) -> set[fx.Node]:
+    found = set(roots)
+    todo = list(roots)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found and user.op != "output":
+                found.add(user)
+                todo.append(user)
+    return found
+
+
+def _ancestors(roots: list[fx.Node]) -> set[fx.Node]:
+    found = set(roots)
+    todo = list(roots)
+    while todo:
+        for other in todo.pop().all_input_nodes:
+            if other not in found:
+                found.add(other)
+                todo.append(other)
+    return found
+
+
+def _minimum_cut(
+    graph: fx.Graph, primals: list[fx.Node], late: set[fx.Node], needed: set[fx.Node], results: set[fx.Node]
+) -> list[fx.Node]:
+    """The forward nodes to keep, in graph order."""
+    network = FlowNetwork()
+    source, sink = network.vertex(), network.vertex()
+    inward: dict[fx.Node, int] = {}
+    outward: dict[fx.Node, int] = {}
+    early = [n for n in graph.nodes if n in needed and n not in late and n.op != "output"]
+    primal_set = set(primals)
+    for node in early:
+        inward[node], outward[node] = network.vertex(), network.vertex()
+        network.edge(inward[node], outward[node], _price(node, primal_set))
+        if node.op == "placeholder" or not _again(node):
+            network.edge(source, inward[node], INFINITE)
+    for node in early:
+        for user in node.users:
+            if user in inward:
+                network.edge(outward[node], inward[user], INFINITE)
+            elif user in late and user in needed:
+                network.edge(outward[node], sink, INFINITE)
+    for node in early:
+        if node in results:
+            network.edge(outward[node], sink, INFINITE)
+    value, reached = network.minimum_cut(source, sink)
+    assert value < INFINITE, "the backward needs something that can be neither kept nor computed again"
+    return [n for n in early if inward[n] in reached and outward[n] not in reached]
+
+
+def _price(node: fx.Node, primals: set[fx.Node]) -> int:
+    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases."""
+    value = node.meta.get("val")
+    if node in primals:
+        return 1  # alive anyway
+    if isinstance(value, (torch.SymInt, int, float, bool)):
+        return 1
+    if not isinstance(value, torch.Tensor) or _is_view(node):
+        return INFINITE
+    return max(2, value.numel() * value.element_size())
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target is aten._unsafe_view.default:
+        return True
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+def _again(node: fx.Node) -> bool:
+    """Whether the backward may compute it again: what fuses into its readers, and draws no random number."""
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True  # getitem: as its tuple
+    if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+        return False
+    return torch.Tag.pointwise in target.tags or _is_view(node) or target in _LIGHT
+
+
+def _extract(
+    module: fx.GraphModule, inputs: list[fx.Node], outputs: list[Any], effects: list[fx.Node]
+) -> fx.GraphModule:
+    """The part of the graph that computes `outputs` from `inputs`, and the nodes run for their effects."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        fresh = graph.placeholder(node.name)
+        fresh.meta = dict(node.meta)
+        copies[node] = fresh
+    required: set[fx.Node] = set()
+    todo = [*(n for n in outputs if isinstance(n, fx.Node)), *effects]
+    while todo:
+        node = todo.pop()
+        if node in required or node in copies:
+            continue
+        required.add(node)
+        todo.extend(node.all_input_nodes)
+    for node in module.graph.nodes:
+        if node in required:
+            assert node.op != "placeholder", f"{node} is needed on a side that does not have it"
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[o] if isinstance(o, fx.Node) else o for o in outputs))
+    return fx.GraphModule(module, graph)
+
+
+def _must_run(node: fx.Node) -> bool:
+    """Writes to inputs, and random draws: those after them depend on their having happened."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target is aten.copy_.default or torch.Tag.nondeterministic_seeded in target.tags

@@ -1,0 +1,95 @@
+"""What a captured function does to its inputs and how its outputs relate to them.
+
+A `Signature` is found while tracing and read by the wrappers that restore, at run time, everything the
+functional graph leaves out: writes to inputs, outputs that share memory, gradients that do not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Input:
+    """`mutated`: written to. `hidden`: only under `no_grad`, so that autograd must not see it."""
+
+    needs_grad: bool = False
+    mutated: bool = False
+    hidden: bool = True
+    parameter: bool = False
+
+    def __str__(self) -> str:
+        words = ["needs grad"] if self.needs_grad else []
+        if self.mutated:
+            words.append("mutated under no_grad" if self.hidden else "mutated")
+        return ", ".join(words) or "read"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Shape, strides and offset of a view, relative to its base tensor."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """One of the function's results.
+
+    `kind`: "fresh" (computed by the graph), "input" (the argument itself), "view" (of an argument), "part"
+    (of another result's memory), "plain" (not a tensor). `index` says which argument or graph result.
+    """
+
+    kind: str
+    index: int = -1
+    window: Window | None = None
+    needs_grad: bool = False
+    value: object = None
+
+    def __str__(self) -> str:
+        grad = ", needs grad" if self.needs_grad else ""
+        if self.kind == "plain":
+            return f"plain {self.value!r}"
+        if self.kind == "fresh":
+            return f"result {self.index}{grad}"
+        if self.kind == "input":
+            return f"input {self.index} itself"
+        base = "input" if self.kind == "view" else "result"
+        return f"view of {base} {self.index}{grad}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    results: int  # tensors the forward graph returns for the outputs
+    differentiable: tuple[int, ...]  # graph results (then mutated inputs) that have tangents, in tangent order
+
+    @property
+    def mutated(self) -> tuple[int, ...]:
+        return tuple(i for i, x in enumerate(self.inputs) if x.mutated)
+
+    @property
+    def returned_mutations(self) -> tuple[int, ...]:
+        """Inputs whose new value autograd must see: returned by the graph and copied in afterwards."""
+        return tuple(i for i, x in enumerate(self.inputs) if x.mutated and not x.hidden)
+
+    def __str__(self) -> str:
+        lines = [f"input {i}: {x}" for i, x in enumerate(self.inputs)]
+        lines += [f"output {i}: {x}" for i, x in enumerate(self.outputs)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A functional graph, its backward included: primals, then tangents in; results, then gradients out."""
+
+    graph: fx.GraphModule
+    signature: Signature
+    primals: int
+    forward_outputs: int  # of the graph's outputs, those before the gradients
+    gradient_of: tuple[int, ...]  # the primal each gradient belongs to

@@ -1,0 +1,211 @@
+"""One case, compiled by Litz and judged.
+
+In: a `Case`. Out: a `Result`. Dynamo is left out: the compiler is called on the operator itself, as Dynamo's graph
+of that one operator would be.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from litz.context import Context
+from litz.errors import CaptureError
+from litz.options import Options
+from litz.pipeline import compile_function
+from litz.target import detect
+from tests.opinfo import judge
+from tests.opinfo.known import DISAGREE, UNINITIALISED
+from tests.opinfo.samples import DTYPES, Case, copied
+
+SEED = 1234
+
+
+@dataclass
+class Result:
+    """`status`: right, wrong, crashed; `eager` where the front door leaves the call to eager; `refused` where eager
+    itself does not take the sample; `known` where `known.py` says why eager and tracing disagree."""
+
+    status: str
+    message: str = ""
+    conditioned: bool = False  # right only because the inputs' own rounding allows as much
+    kernels: int = 0
+    operators: int = 0  # ATen operators that kernels were generated from
+    calls: tuple[str, ...] = ()
+    compile_ms: float = 0.0
+
+    @property
+    def treatment(self) -> str:
+        if self.status == "eager":
+            return "eager"
+        if self.calls:
+            return "called"
+        return "decomposed" if self.operators > 1 else "generated" if self.operators else "view"
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self) | {"treatment": self.treatment}
+
+
+@lru_cache(maxsize=1)
+def _target() -> Any:
+    return detect(None)
+
+
+def check(case: Case) -> Result:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        known = DISAGREE.get(case.operator) or DISAGREE.get(f"{case.operator}[{case.dtype}]")
+        if known is not None:
+            return Result("known", known)
+        return _check_refusal(case) if case.label.startswith("e") else _check(case)
+
+
+def _eager(case: Case) -> tuple[list[Any], list[torch.Tensor], bool]:
+    """Results, the inputs afterwards, and whether random numbers were drawn."""
+    inputs = case.tensors
+    torch.manual_seed(SEED)
+    before = torch.get_rng_state()
+    results = case.function(*inputs)
+    drew = not torch.equal(before, torch.get_rng_state())
+    return results, inputs, drew
+
+
+def _check(case: Case) -> Result:
+    try:
+        eager, eager_inputs, random = _eager(case)
+    except Exception as error:
+        return Result("refused", f"{type(error).__name__}: {error}")
+    if not case.is_plain() or not all(_plain(r) for r in eager):
+        return Result("eager", "not plain dense tensors")
+    compiled = _compiled(case, eager)
+    if isinstance(compiled, Result):
+        return compiled
+    executable, result = compiled
+    inputs = case.tensors
+    torch.manual_seed(SEED)
+    try:
+        found = list(executable(*inputs))
+    except Exception as error:
+        result.status, result.message = "wrong", f"the call raised {type(error).__name__}: {error}"
+        return result
+    if random and not torch.equal(torch.get_rng_state(), _state_after_eager(case)):
+        result.status, result.message = "wrong", "another number of random draws than eager's"
+        return result
+    if case.operator in UNINITIALISED:
+        found = [torch.zeros_like(f) for f in found]
+        eager = [torch.zeros_like(e) for e in eager]
+    # What was written to the inputs is a result as well.
+    found, eager = [*found, *inputs], [*eager, *eager_inputs]
+    referee = None if random or case.operator in UNINITIALISED else _referee(case)
+    spread = (lambda: None) if random else (lambda: _spread(case, referee))
+    message, result.conditioned = judge.compare(found, eager, referee, spread)
+    if message is not None:
+        result.status, result.message = "wrong", message
+    return result
+
+
+def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Result] | Result:
+    ctx = Context(Options(verify=True, snapshots=True), _target())
+    strides = [r.stride() if isinstance(r, torch.Tensor) else None for r in eager]
+    try:
+        executable = compile_function(case.function, case.tensors, strides, ctx)
+    except CaptureError as error:
+        return Result("eager", f"not traced: {error.message}")
+    except Exception as error:
+        return Result("wrong", f"compiling raised {type(error).__name__}: {error}")
+    (built,) = ctx.built
+    operators = [o for o in _OPERATOR.findall(ctx.report().snapshot("trace")) if not _is_view(o)]
+    elapsed = 1e3 * sum(ctx.timings.values())  # checks between stages are not counted
+    return executable, Result(
+        "right", kernels=built.kernels, operators=len(operators), calls=tuple(built.calls), compile_ms=round(elapsed, 2)
+    )
+
+
+_OPERATOR = re.compile(r"target=torch\.ops\.(\w+\.\w+\.\w+)\]")
+
+
+@lru_cache(maxsize=None)
+def _is_view(name: str) -> bool:
+    namespace, packet, overload = name.split(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), packet), overload)._schema
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
+
+
+def _check_refusal(case: Case) -> Result:
+    """Eager refuses the sample: Litz must raise an error of the same type, at the latest when called."""
+    try:
+        eager, *_ = _eager(case)
+    except Exception as error:
+        expected = error
+    else:
+        return Result("refused", "eager does not refuse it on the CPU")
+    if not case.is_plain():
+        return Result("eager", "not plain dense tensors")
+    ctx = Context(Options(verify=True), _target())
+    try:
+        executable = compile_function(case.function, case.tensors, None, ctx)
+    except CaptureError as error:
+        return Result("eager", f"not traced: {error.message}")
+    except Exception as error:
+        return Result("wrong", f"compiling raised {type(error).__name__}: {error}; eager {type(expected).__name__}: {expected}")
+    try:
+        executable(*case.tensors)
+    except Exception as error:
+        if type(error) is type(expected):
+            return Result("right")
+        return Result("wrong", f"raised {type(error).__name__}: {error}; eager {type(expected).__name__}: {expected}")
+    return Result("wrong", f"raised nothing; eager {type(expected).__name__}: {expected}")
+
+
+def _plain(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return True
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized
+
+
+def _state_after_eager(case: Case) -> torch.Tensor:
+    _eager(case)
+    return torch.get_rng_state()
+
+
+def _referee(case: Case) -> list[Any] | None:
+    """Results and inputs afterwards in float64; None where there is no wider type or no such run."""
+    if not judge.is_narrow(DTYPES[case.dtype]):
+        return None
+    try:
+        results, inputs, _ = _eager(case.in_double())
+    except Exception:
+        return None
+    return [*results, *inputs]
+
+
+def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
+    wide = case.in_double()
+    try:
+        middle = referee if referee is not None else [*(run := _eager(wide))[0], *run[1]]
+        spreads: list[Any] = [None] * len(middle)
+        for sign in (1, -1):
+            inputs = [
+                w if w.dtype == n.dtype and w.dtype not in (torch.float64, torch.complex128) else judge.nudged(n, sign)
+                for w, n in zip(wide.tensors, case.tensors, strict=True)
+            ]
+            inputs = [copied(i) for i in inputs]
+            torch.manual_seed(SEED)
+            moved = [*wide.function(*inputs), *inputs]
+            for position, (a, b) in enumerate(zip(middle, moved, strict=True)):
+                if not isinstance(a, torch.Tensor) or not (a.is_floating_point() or a.is_complex()) or a.shape != b.shape:
+                    continue
+                far = (a - b).abs().to(torch.float64)
+                spreads[position] = far if spreads[position] is None else torch.maximum(far, spreads[position])
+        for position, far in enumerate(spreads):
+            if far is not None and middle[position].is_complex():
+                spreads[position] = torch.complex(far, far)
+        return spreads
+    except Exception:
+        return None

@@ -1,0 +1,108 @@
+"""Right or wrong: Litz's results against eager's, with the float64 run of the same operator as referee.
+
+A floating-point element is right if its error, measured against the referee, is at most twice the largest error
+eager makes anywhere in that tensor, plus `FLOOR` units in its last place. Where that fails, or where the dtype has no
+wider referee, one more chance: the result may be off by as much as the exact result moves when every input moves by
+one unit in its last place; such results are counted apart (`conditioned`). All else is compared exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+FLOOR = 4  # units in the last place
+_NARROW = {torch.bfloat16, torch.float16, torch.float32, torch.complex64}
+
+
+def compare(
+    found: Sequence[Any], eager: Sequence[Any], referee: Sequence[Any] | None, spread: Callable[[], Sequence[Any] | None]
+) -> tuple[str | None, bool]:
+    """What is wrong, or None; and whether the verdict rests on the conditioning of the inputs.
+
+    `spread()`: how far each exact result moves with the inputs' last places.
+    """
+    if len(found) != len(eager):
+        return f"{len(found)} results instead of {len(eager)}", False
+    conditioned = False
+    moved: Sequence[Any] | None = None
+    for position, (got, want) in enumerate(zip(found, eager, strict=True)):
+        if not isinstance(want, torch.Tensor):
+            if got != want and not (got != got and want != want):
+                return f"result {position} is {got!r} instead of {want!r}", False
+            continue
+        message = _form(got, want)
+        if message is None:
+            exact = None if referee is None else referee[position]
+            message = _values(got, want, exact, None)
+            if message is not None and (want.is_floating_point() or want.is_complex()):
+                moved = spread() if moved is None else moved
+                if moved is not None and moved[position] is not None:
+                    message = _values(got, want, exact, moved[position])
+                    conditioned = message is None
+        if message is not None:
+            return f"result {position}: {message}", False
+    return None, conditioned
+
+
+def _form(got: Any, want: torch.Tensor) -> str | None:
+    if not isinstance(got, torch.Tensor):
+        return f"a {type(got).__name__} instead of a tensor"
+    if got.dtype != want.dtype:
+        return f"{got.dtype} instead of {want.dtype}"
+    if got.shape != want.shape:
+        return f"shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+    if want.numel() > 1 and _strides(got) != _strides(want):
+        return f"strides {got.stride()} instead of {want.stride()} for {tuple(want.shape)}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _values(got: torch.Tensor, want: torch.Tensor, exact: Any, spread: torch.Tensor | None) -> str | None:
+    if want.numel() == 0:
+        return None
+    if not want.is_floating_point() and not want.is_complex():
+        return None if torch.equal(got, want) else _worst(got, want, got != want)
+    eps = torch.finfo(want.dtype).eps
+    tiny = torch.finfo(want.dtype).tiny
+    got, want = _real(got), _real(want)
+    exact = _real(exact) if isinstance(exact, torch.Tensor) and exact.shape[: want.dim()] == want.shape else want
+    same = (got == want) | (got.isnan() & want.isnan())
+    usable = exact.isfinite() & want.isfinite()
+    error = torch.where(usable, (want - exact).abs(), 0.0)
+    allowed = 2 * error.max() + FLOOR * eps * exact.abs().clamp(min=tiny)
+    if spread is not None:
+        allowed = allowed + 2 * _real(spread).nan_to_num(math.inf)
+    right = same | ((got - exact).abs() <= allowed)
+    return None if bool(right.all()) else _worst(got, want, ~right, exact)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)
+
+
+def _worst(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor, exact: torch.Tensor | None = None) -> str:
+    at = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
+    text = f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {at}: {got[at].item()!r}, eager {want[at].item()!r}"
+    return text if exact is None else f"{text}, referee {exact[at].item()!r}"
+
+
+def nudged(tensor: torch.Tensor, sign: int) -> torch.Tensor:
+    """Every element moved by one unit in its last place, away from or towards zero, alternating."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor
+    eps = torch.finfo(tensor.dtype).eps
+    step = torch.ones(tensor.shape, dtype=torch.float64).flatten()
+    step[::2] = -1
+    wide = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return wide * (1 + sign * eps * step.reshape(tensor.shape))
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    return dtype in _NARROW

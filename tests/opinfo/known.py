@@ -1,0 +1,13 @@
+"""Operators on which a comparison with eager says nothing about Litz, each with its reason.
+
+`UNINITIALISED`: results whose values eager leaves undefined; their form is compared.
+`DISAGREE`: eager and tracing themselves disagree. The reproducers need no Litz; `test_known.py` runs them.
+"""
+
+from __future__ import annotations
+
+UNINITIALISED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+}  # fmt: skip
+
+DISAGREE: dict[str, str] = {}

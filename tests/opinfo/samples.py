@@ -1,0 +1,143 @@
+"""Cases out of torch's operator database: a function of flat tensors, and the tensors.
+
+In: an entry of `op_db` and a dtype. Out: `Case`s: every sample, as it is and non-contiguous; and the samples that
+must be refused. Everything of a sample that is not a tensor is bound into the function.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+DTYPES = {
+    "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64,
+}  # fmt: skip
+_WIDE = {
+    torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
+    torch.complex64: torch.complex128, torch.complex32: torch.complex128,
+}  # fmt: skip
+
+
+def database() -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return op_db
+
+
+def name_of(entry: Any) -> str:
+    return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else entry.name
+
+
+def dtypes_of(entry: Any) -> list[str]:
+    supported = entry.supported_dtypes("cpu")
+    return [name for name, dtype in DTYPES.items() if dtype in supported]
+
+
+@dataclass
+class Case:
+    """`function(*tensors)` gives the list of the operator's results, flat."""
+
+    operator: str
+    dtype: str
+    label: str  # "3" is the fourth sample, "3n" the same one non-contiguous, "e0" the first to be refused
+    call: Callable[..., Any]
+    leaves: list[Any]
+    spec: Any
+    positions: list[int] = field(init=False)  # of the tensors among the leaves
+
+    def __post_init__(self) -> None:
+        self.positions = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    def __str__(self) -> str:
+        return f"{self.operator}[{self.dtype}] sample {self.label}"
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Fresh copies, so that no run sees what another wrote."""
+        return [copied(self.leaves[i]) for i in self.positions]
+
+    def function(self, *tensors: torch.Tensor) -> list[Any]:
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.positions, tensors, strict=True):
+            leaves[position] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return pytree.tree_leaves(self.call(*args, **kwargs))
+
+    def in_double(self) -> Case:
+        """The same case in float64 (complex128): what the referee computes."""
+        return Case(self.operator, self.dtype, self.label, self.call, [_widened(leaf) for leaf in self.leaves], self.spec)
+
+    def is_plain(self) -> bool:
+        """Whether Litz takes such inputs at all: the front door leaves all others to eager."""
+        return all(
+            type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_quantized
+            and t.device.type == "cpu" and not t.is_conj() and not t.is_neg()
+            for t in (self.leaves[i] for i in self.positions)
+        )  # fmt: skip
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its strides and the memory between its elements."""
+    tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.clone()
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor
+    storage = tensor.untyped_storage().clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, torch.dtype):
+        return _WIDE.get(leaf, leaf)
+    if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDE:
+        wide = leaf.detach().to(_WIDE[leaf.dtype])
+        if leaf.layout is torch.strided and wide.stride() != leaf.stride() and not _overlaps(leaf):
+            wide = torch.empty_strided(leaf.shape, leaf.stride(), dtype=wide.dtype).copy_(wide)
+        return wide
+    return leaf
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def cases(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
+    """Every sample and its non-contiguous twin; with `first`, only of so many samples."""
+    torch.manual_seed(0)  # samples are drawn at random: the same ones each time
+    for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=False)):
+        if first is not None and number >= first:
+            return
+        yield _case(entry, dtype, str(number), sample)
+        twin = sample.noncontiguous()
+        if _differs(sample, twin):
+            yield _case(entry, dtype, f"{number}n", twin)
+
+
+def refused(entry: Any) -> Iterator[Case]:
+    """What eager must refuse. Not all entries list such samples."""
+    if entry.error_inputs_func is None:
+        return
+    torch.manual_seed(0)
+    for number, error in enumerate(entry.error_inputs("cpu")):
+        yield _case(entry, "float32", f"e{number}", error.sample_input)
+
+
+def _case(entry: Any, dtype: str, label: str, sample: Any) -> Case:
+    leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
+    return Case(name_of(entry), dtype, label, entry.op, leaves, spec)
+
+
+def _differs(sample: Any, twin: Any) -> bool:
+    def strides(s: Any) -> list[Any]:
+        leaves: Sequence[Any] = pytree.tree_leaves((s.input, s.args, s.kwargs))
+        return [t.stride() for t in leaves if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+
+    return strides(sample) != strides(twin)

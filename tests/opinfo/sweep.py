@@ -1,0 +1,240 @@
+"""The operator sweep: every entry of torch's operator database, every sample, compiled by Litz against eager.
+
+    python -m tests.opinfo.sweep [--ops add,nn.functional] [--dtype float32,bool] [--shard 0/4] [--first 3]
+                                 [--through-dynamo] [--json out.json] [--resume]
+
+Workers run the cases and print a line for each; a worker that dies or hangs costs one case, which counts as crashed,
+and a new one goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.opinfo.samples import DTYPES, database, dtypes_of, name_of
+
+TIMEOUT = 60  # seconds without a word from the worker
+Job = tuple[str, str]  # operator, dtype; "errors" stands for the samples to be refused
+
+
+def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int]) -> list[Job]:
+    entries = [e for e in database() if not operators or any(_matches(name_of(e), o) for o in operators)]
+    found: list[Job] = []
+    for dtype in dtypes:
+        if dtype == "errors":
+            found += [(name_of(e), dtype) for e in entries if e.error_inputs_func is not None]
+        else:
+            found += [(name_of(e), dtype) for e in entries if dtype in dtypes_of(e)]
+    part, parts = shard
+    return found[part::parts]
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(wanted + ".") or (wanted.endswith("*") and name.startswith(wanted[:-1]))
+
+
+# -- the worker -------------------------------------------------------------------------------
+def work(todo: list[Job], after: str | None, first: int | None) -> None:
+    """Run the cases of the jobs, in order; `after` is the label of the last case done of the first job."""
+    import torch
+
+    from tests.opinfo.check import check
+    from tests.opinfo.samples import cases, refused
+
+    torch.set_num_threads(2)
+    entries = {name_of(e): e for e in database()}
+    for operator, dtype in todo:
+        entry = entries[operator]
+        _say({"job": [operator, dtype]})
+        try:
+            every = refused(entry) if dtype == "errors" else cases(entry, dtype, first)
+            for case in every:
+                if after is not None:
+                    after = None if case.label == after else after
+                    continue
+                _say({"case": case.label})
+                _say(check(case).row())
+        except Exception as error:
+            _say({"case": "samples"})
+            _say({"status": "refused", "message": f"the samples themselves: {type(error).__name__}: {error}"})
+        after = None
+    _say({"done": True})
+
+
+def _say(message: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(message) + "\n").encode())
+
+
+# -- the parent -------------------------------------------------------------------------------
+class Sweep:
+    def __init__(self, todo: list[Job], first: int | None):
+        self.todo, self.first = todo, first
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> Iterator[Job]:
+        """Runs all jobs; yields each as it ends."""
+        after: str | None = None
+        while self.todo:
+            job: Job | None = None
+            label: str | None = None
+            worker = self._start(after)
+            after = None
+            for message in _messages(worker):
+                if "job" in message:
+                    if job is not None:
+                        self.todo.pop(0)
+                        yield job
+                    job = tuple(message["job"])
+                elif "case" in message:
+                    label = message["case"]
+                elif "done" in message:
+                    assert job is not None
+                    self.todo.pop(0)
+                    yield job
+                    break
+                else:
+                    self._record(job, label, message)
+                    last, label = label, None
+            else:
+                worker.kill()
+                code = worker.wait()
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+                if label is None:  # died between cases: a job that cannot even begin is given up
+                    label = "start"
+                self._record(job or self.todo[0], label, {"status": "crashed", "message": f"the process ended: {how}"})
+                if label == "start":
+                    self.todo.pop(0)
+                else:
+                    after = label
+                continue
+            worker.stdin.close()
+            worker.wait()
+
+    def _start(self, after: str | None) -> Any:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.opinfo.sweep", "--worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert worker.stdin is not None
+        worker.stdin.write(json.dumps([self.todo, after, self.first]).encode() + b"\n")
+        worker.stdin.flush()
+        return worker
+
+    def _record(self, job: Any, label: str | None, message: dict[str, Any]) -> None:
+        self.rows.append({"operator": job[0], "dtype": job[1], "sample": label, **message})
+
+
+def _messages(worker: Any) -> Iterator[dict[str, Any]]:
+    """Lines of the worker until it ends or is silent for too long."""
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([worker.stdout], [], [], TIMEOUT)
+        if not ready:
+            return
+        chunk = os.read(worker.stdout.fileno(), 1 << 16)
+        if not chunk:
+            return
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+# -- what came of it --------------------------------------------------------------------------
+def summary(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for dtype in (*DTYPES, "errors"):
+        mine = [row for row in rows if row["dtype"] == dtype]
+        if mine:
+            lines.append(f"{dtype:>10}: {_counts(mine)}")
+    lines.append(f"{'all':>10}: {_counts(rows)}")
+    treatments = treatment_of_each(rows)
+    tally = collections.Counter(treatments.values())
+    lines.append("operators: " + ", ".join(f"{count} {name}" for name, count in tally.most_common()))
+    times = [row["compile_ms"] for row in rows if row.get("compile_ms")]
+    if times:
+        lines.append(f"median compile: {statistics.median(times):.1f} ms")
+    return "\n".join(lines)
+
+
+def _counts(rows: list[dict[str, Any]]) -> str:
+    tally = collections.Counter(row["status"] for row in rows)
+    conditioned = sum(bool(row.get("conditioned")) for row in rows)
+    parts = [f"{tally[s]} {s}" for s in ("right", "wrong", "crashed", "eager", "known", "refused")]
+    return ", ".join(parts) + f" ({conditioned} right within the rounding of the inputs)"
+
+
+def treatment_of_each(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """How each operator was run: the least generated way that any of its samples took."""
+    order = ("view", "generated", "decomposed", "called", "eager")
+    found: dict[str, str] = {}
+    for row in rows:
+        if row["status"] in ("right", "wrong", "eager") and row["dtype"] != "errors":
+            mine = row.get("treatment", "eager")
+            found[row["operator"]] = max(found.get(row["operator"], "view"), mine, key=order.index)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="", help="names, comma-separated; a trailing * is a prefix")
+    parser.add_argument("--dtype", default=",".join((*DTYPES, "errors")))
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--first", type=int, help="only so many samples of each operator")
+    parser.add_argument("--json", type=Path, default=Path("build/opinfo.json"))
+    parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        todo, after, first = json.loads(sys.stdin.readline())
+        work([tuple(job) for job in todo], after, first)
+        return 0
+    part, parts = (int(n) for n in options.shard.split("/"))
+    todo = jobs([o for o in options.ops.split(",") if o], options.dtype.split(","), (part, parts))
+    sweep = Sweep(todo, options.first)
+    if options.resume and options.json.exists():
+        saved = json.loads(options.json.read_text())
+        done = {tuple(job) for job in saved["done"]}
+        sweep.rows = [row for row in saved["rows"] if (row["operator"], row["dtype"]) in done]
+        sweep.todo = [job for job in todo if job not in done]
+    else:
+        done = set()
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    return report(sweep, done, options.json)
+
+
+def report(sweep: Sweep, done: set[Job], file: Path) -> int:
+    total, start, saved = len(sweep.todo), time.perf_counter(), time.perf_counter()
+    shown = len(sweep.rows)
+    for number, job in enumerate(sweep.run(), 1):
+        done.add(job)
+        bad = [row for row in sweep.rows[shown:] if row["status"] in ("wrong", "crashed")]
+        for row in bad[:3]:
+            print(f"  {row['status']}: {row['operator']}[{row['dtype']}] {row['sample']}: {row['message'][:300]}", flush=True)
+        if len(bad) > 3:
+            print(f"  ... and {len(bad) - 3} more samples of it", flush=True)
+        shown = len(sweep.rows)
+        if number % 25 == 0 or number == total:
+            elapsed = time.perf_counter() - start
+            tally = collections.Counter(row["status"] for row in sweep.rows)
+            print(f"[{number}/{total}] {elapsed:.0f} s: {tally['right']} right, {tally['wrong']} wrong, {tally['crashed']} crashed", flush=True)
+        if time.perf_counter() - saved > 10 or number == total:
+            file.write_text(json.dumps({"done": sorted(done), "rows": sweep.rows}))
+            saved = time.perf_counter()
+    print(summary(sweep.rows))
+    return 1 if any(row["status"] in ("wrong", "crashed") for row in sweep.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
