@@ -29,6 +29,16 @@ class Firing(NamedTuple):
     times: int
 
 
+class NearMiss(NamedTuple):
+    """A rule that nearly applied: how many nodes matched, and the node and reason that stopped it."""
+
+    rule: str
+    node: str
+    why: str
+    matched: int
+    source: str | None
+
+
 class Fallback(NamedTuple):
     """An operator that was called as it is, why, and the user's line it came from."""
 
@@ -61,6 +71,7 @@ class Context:
     snapshots: list[Snapshot] = field(default_factory=list)
     firings: list[Firing] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    near_misses: dict[NearMiss, None] = field(default_factory=dict)  # in order, each once
     notes: list[str] = field(default_factory=list)
     fuel: int | None = field(init=False)
     spent: list[str] = field(default_factory=list)
@@ -101,6 +112,10 @@ class Context:
                 return
         self.firings.append(Firing(rule, file, line, count))
 
+    def missed(self, rule: str, node: str, why: str, matched: int, source: str | None = None) -> None:
+        """Records a near miss; the same rule stopped at the same node by the same thing counts once."""
+        self.near_misses[NearMiss(rule, node, why, matched, source)] = None
+
     def fallback(self, operator: str, why: str, source: str | None = None) -> None:
         self.fallbacks.append(Fallback(operator, why, source))
 
@@ -122,6 +137,7 @@ class Context:
             timings=tuple(self.timings.items()),
             snapshots=tuple(self.snapshots),
             firings=tuple(self.firings),
+            near_misses=tuple(self.near_misses),
             notes=tuple(self.notes),
             target=str(self.target),
             fuel_left=self.fuel,
@@ -141,6 +157,7 @@ class Report:
     timings: tuple[tuple[str, float], ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     firings: tuple[Firing, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
     notes: tuple[str, ...] = ()
     target: str = ""
     fuel_left: int | None = None

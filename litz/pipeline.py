@@ -39,7 +39,9 @@ def compile_function(
     """The whole of it. `output_strides` are those of eager's results, where known."""
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     if not joint.gradient_of:
-        return wrap(compile_graph(joint.graph, ctx), joint.signature, function)
+        executable = compile_graph(joint.graph, ctx)
+        executable.eager = function
+        return wrap(executable, joint.signature, function)
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(split.forward, ctx)
     core = Differentiable(joint, split, forward, lambda: compile_graph(split.backward, ctx))

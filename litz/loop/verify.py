@@ -85,13 +85,18 @@ def _fail(what: str, expected: str, excerpt: str) -> NoReturn:
     raise VerifyError(f"{what}; expected {expected}", excerpt=excerpt)
 
 
+def _is_dtype(name: str) -> bool:
+    """Of the loop IR, or one that only called operators know, such as `torch.complex64`."""
+    return name in DTYPES or name.startswith("torch.")
+
+
 def _verify_buffer(key: str, buffer: Buffer) -> None:
     where = f"buffer {buffer.name}: {buffer.dtype}[{buffer.size}] {buffer.kind}"
     if key != buffer.name:
         _fail(f"buffer {buffer.name} is filed under {key}", "its own name", where)
     if not _NAME.match(buffer.name):
         _fail(f"{buffer.name!r} is not a name", "letters, digits, `_` and `.`", where)
-    if buffer.dtype not in DTYPES:
+    if not _is_dtype(buffer.dtype):
         _fail(f"{buffer.dtype} is not a dtype", f"one of {', '.join(DTYPES)}", where)
     if buffer.kind not in BUFFER_KINDS:
         _fail(f"{buffer.kind} is not a kind of buffer", f"one of {', '.join(BUFFER_KINDS)}", where)
@@ -106,7 +111,7 @@ def _empty(view: View) -> bool:
 def _verify_view(view: View, buffers: dict[str, Buffer], where: str) -> None:
     if view.buffer not in buffers:
         _fail(f"buffer {view.buffer} is not declared", "a declared buffer", where)
-    if view.dtype not in DTYPES:
+    if not _is_dtype(view.dtype):
         _fail(f"{view.dtype} is not a dtype", f"one of {', '.join(DTYPES)}", where)
     if len(view.sizes) != len(view.strides):
         _fail(f"{len(view.sizes)} sizes and {len(view.strides)} strides", "a stride for each size", where)

@@ -1,4 +1,4 @@
-"""Activations beyond the common ones of `pointwise.py`, each a formula; dropout where it does nothing."""
+"""Activations beyond the common ones of `pointwise.py`, each a formula."""
 
 from __future__ import annotations
 
@@ -76,15 +76,6 @@ def softshrink(b: Builder, node: fx.Node, x: View, width: float = 0.5) -> View:
 @lowers(aten._prelu_kernel.default)
 def prelu(b: Builder, node: fx.Node, x: View, weight: View) -> View:
     return elementwise(b, node, lambda body, v, w: body.where(v > 0, v, v * w), x, weight)
-
-
-@lowers(aten.native_dropout.default)
-def native_dropout(b: Builder, node: fx.Node, x: View, p: float, train: bool | None) -> Any:
-    if train is None or train:
-        return NotImplemented  # needs random numbers
-    fakes = node.meta["val"]
-    kept = b.pointwise(fakes[0], lambda body, point: operand(body, point, x, x.dtype))
-    return kept, b.pointwise(fakes[1], lambda body, point: body.const(True, "b1"))
 
 
 # -- odd functions of one and two numbers -----------------------------------------------------

@@ -7,6 +7,7 @@ another window on the same buffer, read off its fake tensor.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -284,8 +285,10 @@ class Builder:
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         several = isinstance(fakes, (tuple, list))
+        # A result that nobody reads is not held: tracing does not always know its shape.
         results = [
-            self.allocate(f) if isinstance(f, torch.Tensor) else None for f in (fakes if several else (fakes,))
+            self.allocate(f) if isinstance(f, torch.Tensor) and (not several or reads(node, i)) else None
+            for i, f in enumerate(fakes if several else (fakes,))
         ]
         mutates = tuple(
             value.buffer
@@ -309,6 +312,11 @@ class Builder:
         if isinstance(target, torch._ops.OpOverload):
             return target._schema.name.split("::")[-1].strip("_")
         return "kernel"
+
+
+def reads(node: fx.Node, result: int) -> bool:
+    """Whether anything reads that one of the operator's results."""
+    return any(user.target is not operator.getitem or (user.args[1] == result and user.users) for user in node.users)
 
 
 def freeze(arg: Any) -> Any:

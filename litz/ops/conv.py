@@ -12,6 +12,7 @@ from litz.loop.expr import ONE, Expr, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.norm import over
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -99,7 +100,7 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
         c = space.reduce_over(weight.sizes[1])
         k = [space.reduce_over(s) for s in weight.sizes[2:]]
     seen = window.load(body, x, n, c, place, k)
-    total = body.reduce("sum", seen * body.load(weight, (o, c, *k)))
+    total = over(space, body, "sum", seen * body.load(weight, (o, c, *k)))
     if bias is not None:
         total = total + body.load(bias, (o,))
     body.store(out, (n, o, *place), total)
@@ -120,7 +121,7 @@ def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | No
     point: Point = space.over(out.sizes, out.strides)
     n, c, *place = point
     k = [space.reduce_over(s) for s in weight.sizes[2:]]
-    total = body.reduce("sum", window.load(body, x, n, c, place, k) * body.load(taps, (*k, c)))
+    total = over(space, body, "sum", window.load(body, x, n, c, place, k) * body.load(taps, (*k, c)))
     if bias is not None:
         total = total + body.load(bias, (c,))
     body.store(out, point, total)

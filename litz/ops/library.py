@@ -18,6 +18,21 @@ _NAMES = (
     "linalg_lu_factor_ex", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex",
     "triangular_solve", "cholesky", "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig",
     "linalg_householder_product", "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
+    # Gradients of heavy operators, and those whose places come from data: the library adds in a fixed order.
+    "convolution_backward", "_scaled_dot_product_flash_attention_for_cpu_backward", "embedding_dense_backward",
+    "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "unfold_backward", "_cdist_backward",
+    "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
+    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward", "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward", "upsample_trilinear3d_backward", "upsample_bicubic2d_backward",
+    "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward", "masked_scatter_backward", "mkldnn_rnn_layer_backward",
+    "rrelu_with_noise_backward", "_ctc_loss", "_ctc_loss_backward", "_weight_norm_interface",
+    "_weight_norm_interface_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
+    "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward", "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward",
 )  # fmt: skip
 
 
@@ -25,9 +40,14 @@ def call(b: Builder, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
     return b.library(node, args, kwargs)
 
 
-for _name in _NAMES:
-    _packet = getattr(aten, _name, None)
-    for _overload in _packet.overloads() if _packet is not None else ():
-        _target = getattr(_packet, _overload)
-        if "out" not in _overload and _target not in LOWERINGS:
-            lowers(_target)(call)
+def called(*names: str) -> None:
+    """Have every functional overload of these operators called, unless it is lowered otherwise."""
+    for name in names:
+        packet = getattr(aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            target = getattr(packet, overload)
+            if "out" not in overload and overload != "grad_input" and target not in LOWERINGS:
+                lowers(target)(call)
+
+
+called(*_NAMES)

@@ -10,6 +10,7 @@ from torch import fx
 
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.ir import View
+from litz.ops.activation import softplus_of
 from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel, operand
 from litz.ops.norm import over
 from litz.ops.reduce import all_dims, fold
@@ -64,6 +65,41 @@ def huber_loss(b: Builder, node: fx.Node, x: View, y: View, reduction: int = MEA
         return body.where(gap < delta, gap * 0.5 * gap, (gap - 0.5 * delta) * delta)
 
     return _loss(b, node, reduction, formula, x, y)
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(
+    b: Builder, node: fx.Node, x: View, y: View, weight: View | None = None, reduction: int = MEAN
+) -> Any:
+    def formula(body: Body, u: Val, v: Val, *w: Val) -> Val:
+        # As eager: a certainty that was wrong costs 100 and not infinity.
+        yes, no = (body.apply("max", log, -100) for log in (body.apply("log", u), body.apply("log1p", -u)))
+        loss = (v - 1) * no - v * yes
+        return loss * w[0] if w else loss
+
+    return _loss(b, node, reduction, formula, x, y, *([] if weight is None else [weight]))
+
+
+@lowers(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    b: Builder, node: fx.Node, x: View, y: View, weight: View | None = None, pos_weight: View | None = None,
+    reduction: int = MEAN,
+) -> Any:  # fmt: skip
+    def formula(body: Body, u: Val, v: Val, *more: Val) -> Val:
+        rest = list(more)
+        cost = softplus_of(body, -u)
+        if pos_weight is not None:
+            cost = cost * ((rest.pop(0) - 1) * v + 1)
+        loss = (1 - v) * u + cost
+        return loss * rest[0] if rest else loss
+
+    given = [view for view in (pos_weight, weight) if view is not None]
+    return _loss(b, node, reduction, formula, x, y, *given)
+
+
+@lowers(aten.soft_margin_loss.default)
+def soft_margin_loss(b: Builder, node: fx.Node, x: View, y: View, reduction: int = MEAN) -> Any:
+    return _loss(b, node, reduction, lambda body, u, v: softplus_of(body, -(u * v)), x, y)
 
 
 # -- the logarithm of the right class ---------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import fx
 from litz.loop.expr import Expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Space, Val, broadcast
+from litz.ops.norm import over
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None
     point = space.over(out.sizes, out.strides)
     k = space.reduce_over(x.sizes[-1])
     *batch, m, n = point
-    total = body.reduce("sum", body.load(x, (*batch, m, k)) * body.load(y, (*batch, k, n)))
+    total = over(space, body, "sum", body.load(x, (*batch, m, k)) * body.load(y, (*batch, k, n)))
     body.store(out, point, total if finish is None else finish(body, point, total))
     b.emit(space, body)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -264,6 +265,22 @@ def _softmax(b: Builder, node: fx.Node, x: View, dim: int, finish: Callable[[Bod
     e = body.apply("exp", shifted)
     total = over(space, body, "sum", e)
     body.store(out, point, finish(body, shifted, e, total))
+    b.emit(space, body)
+    return out
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(b: Builder, node: fx.Node, x: View, dim: int, dtype: Any = None) -> Any:
+    """Softmax, but zero where a row is masked out altogether: minus infinity all along."""
+    if not x.sizes:
+        return NotImplemented
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    point = split_point(space, out, [dim % len(x.sizes)])
+    value = body.cast(body.load(x, point), compute_type(out.dtype))
+    top = over(space, body, "max", value)
+    e = body.apply("exp", value - top)
+    body.store(out, point, body.where(top.eq(-math.inf), 0, e / over(space, body, "sum", e)))
     b.emit(space, body)
     return out
 

@@ -2,7 +2,7 @@
 
 A store at places taken from data would run in no certain order. Turned round it is race-free: every element
 of the result asks which of the indices means it. That costs a comparison an index, so it is done for few
-indices (one token of a cache, the label of a row); more are left to eager.
+indices (one token of a cache, the label of a row). More, as gradients of indexing have them, are the library's.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def _add(body: Body, old: Val, new: Val) -> Val:
     return old + new
 
 
+def _or_called(b: Builder, node: fx.Node, made: Any, *args: Any, **kwargs: Any) -> Any:
+    """What was made, or, where the indices are too many, the operator called on purpose."""
+    return b.library(node, args, kwargs) if made is NotImplemented else made
+
+
 # -- places known when compiling --------------------------------------------------------------
 @lowers(aten.select_scatter.default)
 def select_scatter(b: Builder, node: fx.Node, x: View, source: View, dim: int, index: int) -> View:
@@ -68,13 +73,23 @@ def slice_scatter(
         i = point[dim]
         tests = [body.index(i) >= first] if first > 0 else []
         tests += [body.index(i) < stop] if stop < size else []
-        tests += [body.index((i - first) % step).eq(0)] if step > 1 else []
+        at, rest = stepped(i, first, step)
+        tests += [body.index(rest).eq(0)] if step > 1 else []
         mask = conjunction(tests)
-        put = body.load(source, (*point[:dim], (i - first) // step, *point[dim + 1 :]), mask)
+        put = body.load(source, (*point[:dim], at, *point[dim + 1 :]), mask)
         put = body.cast(put, x.dtype)
         return put if mask is None else body.where(mask, put, body.load(x, point))
 
     return b.pointwise(node.meta["val"], formula)
+
+
+def stepped(i: Expr, first: int, step: int) -> tuple[Expr, Expr]:
+    """`(i - first) // step` and its remainder, with no division of a negative number."""
+    if step == 1:
+        return i - first, ZERO
+    lift = -(-first // step)
+    lifted = i + (lift * step - first)
+    return lifted // step - lift, lifted % step
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -95,17 +110,20 @@ def diagonal_scatter(
 # -- scatter: an index for every element put --------------------------------------------------
 @lowers(aten.scatter.src)
 def scatter_src(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
-    return _scatter(b, node, x, dim, index, source, _replace, x.dtype)
+    made = _scatter(b, node, x, dim, index, source, _replace, x.dtype)
+    return _or_called(b, node, made, x, dim, index, source)
 
 
 @lowers(aten.scatter.value)
 def scatter_value(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: float) -> Any:
-    return _scatter(b, node, x, dim, index, value, _replace, x.dtype)
+    made = _scatter(b, node, x, dim, index, value, _replace, x.dtype)
+    return _or_called(b, node, made, x, dim, index, value)
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
-    return _scatter(b, node, x, dim, index, source, _add, compute_type(x.dtype))
+    made = _scatter(b, node, x, dim, index, source, _add, compute_type(x.dtype))
+    return _or_called(b, node, made, x, dim, index, source)
 
 
 def _scatter(
@@ -148,7 +166,8 @@ def index_put(
     masks = [i for i in indices if i is not None]
     if not accumulate and len(masks) == 1 and masks[0].dtype == "b1" and numel(values.sizes) is ONE:
         return _fill_mask(b, node, x, masks[0], list(indices).index(masks[0]), values)
-    return _assign(b, node, x, indices, values, accumulate, wrap=True)
+    made = _assign(b, node, x, indices, values, accumulate, wrap=True)
+    return _or_called(b, node, made, x, indices, values, accumulate)
 
 
 def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value: View) -> View:
@@ -178,9 +197,10 @@ def index_fill(b: Builder, node: fx.Node, x: View, dim: int, index: View, value:
 
 @lowers(aten.index_add.default)
 def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
-    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1 or alpha != 1:
-        return NotImplemented
-    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False)
+    made: Any = NotImplemented
+    if x.sizes and len(source.sizes) == len(x.sizes) and len(index.sizes) == 1 and alpha == 1:
+        made = _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False)
+    return _or_called(b, node, made, x, dim, index, source, **({} if alpha == 1 else {"alpha": alpha}))
 
 
 def _assign(

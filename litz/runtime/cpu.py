@@ -56,6 +56,8 @@ class Executable:
         self.rendering, self.program, self.layout = rendering, program, layout
         self.slots = rendering.slots
         self.constants = tuple(constants)
+        self.arguments = len(program.inputs) - len(self.constants)
+        self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
         self._code = Code(rendering.text, target, rendering.libraries)
         self._plan = [self._bind(item) for item in rendering.plan]
         self._frames: list[Frame] = []
@@ -117,7 +119,7 @@ class Executable:
             outputs.append(tensor)
         self._plan[0][0](frame.slots_address, frame.workspace_address, frame.error_address)
         if frame.error.value:
-            self._raise(frame)
+            self._raise(frame, args)
         return outputs
 
     def _run(self, frame: Frame, args: tuple) -> list[Any]:
@@ -136,14 +138,16 @@ class Executable:
             if isinstance(item, tuple):
                 item[0](frame.slots_address, frame.workspace_address, frame.error_address)
                 if frame.error.value:
-                    self._raise(frame)
+                    self._raise(frame, args)
             else:
                 item(frame)
         return [self._output(frame, output) for output in self.program.outputs]
 
-    def _raise(self, frame: Frame) -> None:
+    def _raise(self, frame: Frame, args: tuple) -> None:
         code = frame.error.value
         frame.error.value = 0
+        if self.eager is not None:
+            self.eager(*args[: self.arguments])  # raises eager's own error, of its type and in its words
         if code == INDEX_OUT_OF_RANGE:
             raise IndexError("index out of range in self")
         if code == LAYOUT_DIFFERS:
@@ -163,10 +167,12 @@ class Executable:
         if base is None:
             found = frame.views.get(view)
             if found is None:
-                start = _aligned(frame.arena) - frame.arena.data_ptr() + self.layout.offsets[view.buffer]
+                # A storage of its own: some operators count offsets from the start of the storage.
                 size = self.program.buffers[view.buffer].size.int * DTYPES[view.dtype].bytes
-                flat = frame.arena[start : start + size].view(to_torch(view.dtype))
-                found = flat.as_strided(_ints(view.sizes), _ints(view.strides), flat.storage_offset() + view.offset.int)
+                address = frame.slots[self.slots[view.buffer]]
+                storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
+                found = torch.empty(0, dtype=to_torch(view.dtype))
+                found.set_(storage, view.offset.int, _ints(view.sizes), _ints(view.strides))
                 frame.views[view] = found
             return found
         sizes, strides, offset = _ints(view.sizes), _ints(view.strides), view.offset.int
@@ -211,8 +217,9 @@ class _Operator:
             raise CallError(
                 f"{self.call.target} returned a tensor of shape {tuple(tensor.shape)} where {_ints(expected.sizes)} was traced"
             )
-        if self.copies or tensor.stride() != _ints(expected.strides) or tensor.storage_offset() != 0:
-            laid_out = torch.empty_strided(_ints(expected.sizes), _ints(expected.strides), dtype=tensor.dtype)
+        dtype = _dtype(expected)
+        if self.copies or tensor.dtype != dtype or tensor.stride() != _ints(expected.strides) or tensor.storage_offset() != 0:
+            laid_out = torch.empty_strided(_ints(expected.sizes), _ints(expected.strides), dtype=dtype)
             tensor = laid_out.copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
@@ -225,6 +232,11 @@ class _Operator:
         if isinstance(arg, Expr):
             return arg.int
         return arg
+
+
+def _dtype(view: View) -> torch.dtype:
+    """Of the window as it was traced, which may be one that only called operators know."""
+    return getattr(torch, view.dtype.removeprefix("torch.")) if view.dtype.startswith("torch.") else to_torch(view.dtype)
 
 
 def _ints(values: Sequence[Expr]) -> tuple[int, ...]:

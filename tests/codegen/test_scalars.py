@@ -87,7 +87,7 @@ NO_SPECIAL = {"fma", "lgamma", "pow", "atan2", "hypot", "nextafter", "remainder"
 @pytest.mark.parametrize("row", [r for r in ROWS if "float" in r.kinds and r.name not in NO_SPECIAL], ids=lambda r: r.name)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_special_values(row: Scalar, dtype: str) -> None:
-    values = torch.tensor(SPECIAL, dtype=to_torch(dtype))
+    values = torch.tensor(SPECIAL if dtype == "f32" else (*SPECIAL, 1e300, -1e300), dtype=to_torch(dtype))
     if row.name in ("sin", "cos", "tan"):
         values = values[values.abs() < 1e30]  # reduced by fewer digits than that takes
     if row.arity == 1:

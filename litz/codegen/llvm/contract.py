@@ -25,6 +25,7 @@ from litz.loop.ir import Buffer, Kernel, Load, Op, Store, operands
 from litz.target import Target
 
 _BLOCK_BYTES = 2 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
+_STRETCH = 256  # of the depth, summed before it is added to the whole: rounding errors grow with its root
 _GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
 
 
@@ -96,6 +97,12 @@ def inner_axis(kernel: Kernel, found: Contraction) -> Axis:
 def _step(load: Load, axis: Axis) -> int | None:
     step = load.index.coefficient(axis)
     return step.int if step is not None and step.is_int else None
+
+
+def _even_stretch(depth: int, lanes: int) -> int:
+    """How much of the depth is summed in one go: even stretches, whole vectors, about `_STRETCH`."""
+    parts = -(-depth // _STRETCH)
+    return -(-depth // (parts * lanes)) * lanes
 
 
 def _volume(axes: tuple[Axis, ...]) -> int:
@@ -323,7 +330,13 @@ class _Renderer:
         a = w.let(f"getelementptr float, ptr {self.packed_rows}, i64 {w.mul(position, str(shape.tile_floats))}", "p")
         place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
         b = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
-        w.emit(f"call void @{tile.name}(ptr {a}, ptr {b}, i64 {shape.depth}, ptr {self.scratch})")
+        stretch = _even_stretch(shape.depth, self.lanes)
+        with w.loop("0", str(shape.depth), stretch) as k:
+            length = w.minimum(w.let(f"sub i64 {shape.depth}, {k}"), str(stretch))
+            rows_at = w.let(f"getelementptr float, ptr {a}, i64 {w.mul(k, str(tile.rows))}", "p")
+            columns_at = w.let(f"getelementptr float, ptr {b}, i64 {w.mul(k, str(tile.columns))}", "p")
+            more = w.let(f"icmp ne i64 {k}, 0")
+            w.emit(f"call void @{tile.name}(ptr {rows_at}, ptr {columns_at}, i64 {length}, ptr {self.scratch}, i1 {more})")
         column = w.mul(panel, str(tile.columns))
         if shape.columns % tile.columns == 0:
             self._finish(tile, rows, row, column, 0, microkernel.PANEL_VECTORS, None)

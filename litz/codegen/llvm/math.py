@@ -205,6 +205,29 @@ def _erf(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("olt", size, m.c(0.92)), near, far)
 
 
+def _asinh(m: Arithmetic, args: Sequence[str]) -> str:
+    x = args[0]
+    near = sleef(m.w, "asinh", "u10", [Operand(x, m.dtype, m.lanes)]).text
+    return m.select(_squares_overflow(m, x), m.w.intrinsic("llvm.copysign", m.t, _log_of_twice(m, x), x), near)
+
+
+def _acosh(m: Arithmetic, args: Sequence[str]) -> str:
+    x = args[0]
+    near = sleef(m.w, "acosh", "u10", [Operand(x, m.dtype, m.lanes)]).text
+    far = m.i("and", m.cmp("ogt", x, m.c(0.0)), _squares_overflow(m, x), m.bool_t)
+    return m.select(far, _log_of_twice(m, x), near)
+
+
+def _squares_overflow(m: Arithmetic, x: str) -> str:
+    """SLEEF's inverse hyperbolics square their argument, and give infinity where this is true."""
+    return m.cmp("ogt", m.fabs(x), m.c(1e18 if m.dtype == "f32" else 1e150))
+
+
+def _log_of_twice(m: Arithmetic, x: str) -> str:
+    log = inline(m.w, "log", [Operand(m.fabs(x), m.dtype, m.lanes)], m.dtype).text
+    return m.i("fadd", log, m.c(pymath.log(2.0)))
+
+
 # -- arithmetic -----------------------------------------------------------------------------------
 def _rsqrt(m: Arithmetic, args: Sequence[str]) -> str:
     return m.i("fdiv", m.c(1.0), m.w.intrinsic("llvm.sqrt", m.t, args[0]))
@@ -314,8 +337,10 @@ def _shl(m: Arithmetic, args: Sequence[str]) -> str:
 
 def _shr(m: Arithmetic, args: Sequence[str]) -> str:
     a, b = args
-    amount = m.select(m.cmp("ult", b, m.c(m.bits)), b, m.c(m.bits - 1))
-    return m.i("lshr" if m.kind == "uint" else "ashr", a, amount)
+    good = m.cmp("ult", b, m.c(m.bits))
+    if m.kind == "uint":
+        return m.select(good, m.i("lshr", a, m.select(good, b, m.c(0))), m.c(0))
+    return m.i("ashr", a, m.select(good, b, m.c(m.bits - 1)))
 
 
 # -- conversions ----------------------------------------------------------------------------------
@@ -370,7 +395,7 @@ def _to_bfloat16(m: Arithmetic, x: str) -> str:
 
 
 _INLINE: dict[str, Inline] = {
-    "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
+    "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "asinh": _asinh, "acosh": _acosh, "rsqrt": _rsqrt,
     "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder,
     "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
     "shl": _shl, "shr": _shr,

@@ -1,7 +1,8 @@
 """The matrix product's inner loop: a tile of accumulators held in registers.
 
-`NAME(a, b, depth, c)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
-tile. Both are packed in chunks of as many steps of the depth as a vector has lanes: a row's chunk is one
+`NAME(a, b, depth, c, more)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
+tile, or has it added when `more` is true: long sums are taken in stretches, which keeps their rounding
+errors from piling up. Both are packed in chunks of as many steps of the depth as a vector has lanes: a row's chunk is one
 vector, so packing rows is plain copying, and every address in the loop is the pointer plus a constant.
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
@@ -41,7 +42,7 @@ def tiles(target: Target) -> tuple[Tile, ...]:
 
 
 def declaration(tile: Tile) -> str:
-    return f"declare void @{tile.name}(ptr, ptr, i64, ptr)"
+    return f"declare void @{tile.name}(ptr, ptr, i64, ptr, i1)"
 
 
 def text(tile: Tile) -> str:
@@ -49,7 +50,7 @@ def text(tile: Tile) -> str:
     rows, lanes = tile.rows, tile.lanes
     vector = f"<{lanes} x float>"
     lines = [
-        f"define void @{tile.name}(ptr noalias %a, ptr noalias %b, i64 %depth, ptr noalias %c) nounwind {{",
+        f"define void @{tile.name}(ptr noalias %a, ptr noalias %b, i64 %depth, ptr noalias %c, i1 %more) nounwind {{",
         "entry:",
         "  br label %chunk",
         "chunk:",
@@ -84,12 +85,21 @@ def text(tile: Tile) -> str:
         f"  %k.next = add i64 %k, {lanes}",
         f"  %pa.next = getelementptr float, ptr %pa, i64 {rows * lanes}",
         f"  %pb.next = getelementptr float, ptr %pb, i64 {lanes * tile.columns}",
-        "  %more = icmp ult i64 %k.next, %depth",
-        "  br i1 %more, label %chunk, label %done",
+        "  %on = icmp ult i64 %k.next, %depth",
+        "  br i1 %on, label %chunk, label %done",
         "done:",
     ]
-    for (row, v), value in running.items():
+    for row, v in running:
         lines.append(f"  %pc.{row}.{v} = getelementptr float, ptr %c, i64 {row * tile.columns + v * lanes}")
+    lines += ["  br i1 %more, label %add, label %set", "add:"]
+    for (row, v), value in running.items():
+        lines += [
+            f"  %old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, align {4 * lanes}",
+            f"  %new.{row}.{v} = fadd {vector} %old.{row}.{v}, {value}",
+            f"  store {vector} %new.{row}.{v}, ptr %pc.{row}.{v}, align {4 * lanes}",
+        ]
+    lines += ["  ret void", "set:"]
+    for (row, v), value in running.items():
         lines.append(f"  store {vector} {value}, ptr %pc.{row}.{v}, align {4 * lanes}")
     lines += ["  ret void", "}", f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})", ""]
     return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Whose memory a node is: what a rewrite must know before it hands out an existing tensor for a fresh one.
+
+In: a node of a functional graph. Out: the node that owns its memory, and whether that memory reaches the
+user. `x + 0` may become `x` inside a graph, but not where the user would receive his own input back as a
+result that used to be a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import lru_cache
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# Results that share memory although the schema does not say so.
+_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+
+@lru_cache(maxsize=None)
+def _is_view_target(target: object) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target in _UNDECLARED or any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+@lru_cache(maxsize=None)
+def is_pure(target: object) -> bool:
+    """Whether a call can be removed when nobody uses its result, and repeated at will."""
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target._schema.is_mutable or target.namespace not in ("aten", "prims"):
+        return False
+    # Fused attention is marked random for its dropout, which the graphs here never ask it for.
+    return torch.Tag.nondeterministic_seeded not in target.tags or "_scaled_dot_product_" in target._schema.name
+
+
+def is_view(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])  # type: ignore[arg-type]
+    return _is_view_target(node.target)
+
+
+def base(node: fx.Node) -> fx.Node:
+    """The node whose memory this one looks at."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def escapes(node: fx.Node) -> bool:
+    """Whether the node's memory, itself or through views, is returned by the graph."""
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if user.op == "output":
+                return True
+            if user not in seen and is_view(user):
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+def may_stand_for(existing: fx.Node, old: fx.Node) -> bool:
+    """Whether `existing` may take the place of `old` without the user noticing shared memory."""
+    owner = base(existing)
+    if owner is base(old) or not escapes(old):
+        return True
+    return owner.op not in ("placeholder", "get_attr") and not escapes(owner)

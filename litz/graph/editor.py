@@ -1,0 +1,223 @@
+"""Editing a graph: new nodes with values and provenance, replacements that keep every later node true.
+
+In: a graph module whose nodes carry fake tensors. Out: the same, edited in place.
+
+A replacement may lay its result out otherwise than the node it stands for (a fused attention writes heads
+innermost). Everything after it is then recomputed: views that the new layout does not allow become copies,
+and what the user receives, or what reads raw strides, gets the old layout back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from litz.graph.alias import is_pure, may_stand_for
+
+aten = torch.ops.aten
+
+_RAW = {aten.as_strided.default, aten.view_as_real.default, aten.view_as_complex.default, aten.view.dtype}
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
+# What a node is by itself; all else in `meta` says where it came from, and passes to its replacement.
+_OWN = ("val", "tensor_meta", "example_value")
+
+
+class Refused(Exception):
+    """A replacement that would change what the graph means."""
+
+
+class Editor:
+    def __init__(self, graph_module: fx.GraphModule):
+        self.graph_module, self.graph = graph_module, graph_module.graph
+        self.mode = mode_of(self.graph)
+        self.created: list[fx.Node] = []
+        self._examples: dict[Any, fx.GraphModule] = {}
+
+    # -- new nodes ----------------------------------------------------------------------------------
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: fx.Node, like: fx.Node) -> fx.Node:
+        """A call before `before`, with its fake value, and the provenance of `like`."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args, kwargs)
+        self.created.append(node)
+        inherit(node, like)
+        node.meta["val"] = self.value(target, args, kwargs)
+        return node
+
+    def value(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode, torch.no_grad():
+            return target(*args, **kwargs)
+
+    def constant(self, tensor: torch.Tensor, before: fx.Node, like: fx.Node) -> fx.Node:
+        """The tensor as an attribute of the module."""
+        number = 0
+        while hasattr(self.graph_module, f"_litz_constant{number}"):
+            number += 1
+        self.graph_module.register_buffer(f"_litz_constant{number}", tensor, persistent=False)
+        with self.graph.inserting_before(before):
+            node = self.graph.get_attr(f"_litz_constant{number}")
+        self.created.append(node)
+        inherit(node, like)
+        node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
+        return node
+
+    def inline(self, traced: fx.GraphModule, args: Iterable[Any], before: fx.Node, like: fx.Node) -> Any:
+        """Copies the traced graph's nodes in, its inputs replaced by `args`; the nodes it returns."""
+        inputs = iter(args)
+        copies: dict[fx.Node, Any] = {}
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(inputs)
+            elif node.op == "get_attr":
+                copies[node] = self.constant(getattr(traced, str(node.target)), before, like)
+            elif node.op == "output":
+                return fx.node.map_arg(node.args[0], lambda n: copies[n])
+            else:
+                with self.graph.inserting_before(before):
+                    copy = self.graph.create_node(
+                        node.op, node.target, *fx.node.map_arg((node.args, node.kwargs), lambda n: copies[n])
+                    )
+                self.created.append(copy)
+                inherit(copy, like)
+                copy.meta["val"] = node.meta.get("val")
+                copies[node] = copy
+        raise Refused("the traced replacement returns nothing")
+
+    def example(self, key: Any, trace: Callable[[], fx.GraphModule]) -> fx.GraphModule:
+        """A traced graph, remembered: every layer of a model asks for the same one."""
+        if key not in self._examples:
+            self._examples[key] = trace()
+        return self._examples[key]
+
+    # -- replacement --------------------------------------------------------------------------------
+    def replace(self, old: fx.Node, new: Any, fresh: bool) -> None:
+        """`new` for `old` everywhere. `fresh`: made by this rewrite, so that nobody else holds its memory."""
+        self.check(old, new)
+        if not fresh and not may_stand_for(new, old):
+            raise Refused("the result would share memory that the user can see")
+        before, after = old.meta.get("val"), new.meta.get("val")
+        old.replace_all_uses_with(new)
+        if new.op in ("call_function", "get_attr"):
+            for key, value in old.meta.items():
+                if key not in _OWN:
+                    new.meta.setdefault(key, value)
+        if isinstance(before, torch.Tensor) and not same_layout(before, after):
+            self._relayout(new, before)
+        self.erase(old)
+
+    def check(self, old: fx.Node, new: Any) -> None:
+        if not isinstance(new, fx.Node):
+            raise Refused(f"the replacement of {old.name} is {new!r}, not a node")
+        expected, found = described(old.meta.get("val")), described(new.meta.get("val"))
+        if expected != found:
+            raise Refused(f"the replacement of {old.name} is {found} where {expected} is needed")
+
+    def _relayout(self, changed: fx.Node, before: torch.Tensor) -> None:
+        """Recompute all that follows from a new layout, in order, until nothing differs."""
+        self._keep_layout(changed, before)
+        affected = set(changed.users)
+        node = changed.next
+        while affected and node.op != "root":
+            if node in affected:
+                affected.discard(node)
+                old = node.meta.get("val")
+                if node.op == "call_function" and not self._recompute(node):
+                    self._keep_layout(node, old)
+                    affected |= set(node.users)
+            node = node.next
+
+    def _recompute(self, node: fx.Node) -> bool:
+        """Whether the node's value has the layout it had."""
+        old = node.meta.get("val")
+        try:
+            node.meta["val"] = self.value(node.target, node.args, node.kwargs)
+        except (RuntimeError, ValueError):
+            if node.target not in _RESHAPES:
+                raise
+            copy = self.call(aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}, node, node)
+            node.args = (copy, *node.args[1:])
+            node.meta["val"] = self.value(node.target, node.args, node.kwargs)
+        return same_layout(old, node.meta["val"])
+
+    def _keep_layout(self, node: fx.Node, before: Any) -> None:
+        """Users that see raw strides, and the user of the program, get a copy with the old layout."""
+        strict = [u for u in node.users if u.op == "output" or u.target in _RAW]
+        if not strict or not isinstance(before, torch.Tensor):
+            return
+        copy = self.laid_out(node, before, min(strict))
+        for user in strict:
+            user.replace_input_with(node, copy)
+
+    def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
+        """A copy of the node with the strides of `like`."""
+        order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
+        permuted = self.call(aten.permute.default, (node, order), {}, before, node)
+        copy = self.call(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}, before, node)
+        result = self.call(aten.permute.default, (copy, [order.index(d) for d in range(like.dim())]), {}, before, node)
+        if not same_layout(result.meta["val"], like):
+            raise Refused(f"strides {tuple(like.stride())} of a result cannot be restored")
+        return result
+
+    def erase(self, node: fx.Node) -> None:
+        """Removes the node if nobody uses it, and what that leaves unused."""
+        todo = [node]
+        while todo:
+            dead = todo.pop()
+            if dead.users or dead._erased or dead.op not in ("call_function", "get_attr"):
+                continue
+            if dead.op == "call_function" and not is_pure(dead.target):
+                continue
+            inputs = dead.all_input_nodes
+            self.graph.erase_node(dead)
+            todo += inputs
+
+    def undo(self) -> None:
+        """Removes the nodes made since `created` was last emptied, where unused."""
+        for node in reversed(self.created):
+            if not node._erased and not node.users:
+                self.graph.erase_node(node)
+        self.created.clear()
+
+
+def mode_of(graph: fx.Graph) -> FakeTensorMode:
+    """The mode the graph was traced under: fake tensors of different modes do not mix."""
+    for node in graph.nodes:
+        for value in _tensors(node.meta.get("val")):
+            if isinstance(value, FakeTensor):
+                return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def inherit(node: fx.Node, like: fx.Node) -> None:
+    node.meta.update({key: value for key, value in like.meta.items() if key not in _OWN})
+
+
+def _tensors(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def same_layout(a: Any, b: Any) -> bool:
+    left, right = _tensors(a), _tensors(b)
+    return len(left) == len(right) and all(
+        not isinstance(x, torch.Tensor) or (isinstance(y, torch.Tensor) and x.shape == y.shape and _strides(x) == _strides(y))
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    # The stride of a dimension of one element is never used.
+    return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1)
+
+
+def described(value: Any) -> Any:
+    """Shape, dtype and device in words: what a replacement must keep."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
+    if isinstance(value, (tuple, list)):
+        return tree_map(described, list(value))
+    return type(value).__name__

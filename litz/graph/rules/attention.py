@@ -1,0 +1,221 @@
+"""Attention: `softmax(q @ k^T * scale + mask) @ v` becomes one fused operator.
+
+In: a functional ATen graph. Out: the same with `scaled_dot_product_attention`, which never builds the
+matrix of scores. A mask that is proved to hide nothing is dropped, and one that is proved to be exactly
+causal becomes `is_causal`; with either, the fused operator also skips work.
+
+A row whose every key is masked by minus infinity is NaN in eager and zero here: the fused operator's own
+convention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.graph.match import Miss
+from litz.graph.pattern import ANY, Arg, call
+from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
+from litz.graph.uniform import is_causal
+
+aten = torch.ops.aten
+
+_FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+# A score this far down contributes nothing, and swallows what it is added to.
+_HIDDEN = -1e9
+
+
+def fused(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+
+@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY))
+def attention(match: Match) -> Any:
+    if not isinstance(match["p"], fx.Node) or not isinstance(match["v"], fx.Node):
+        return None
+    try:
+        found = read(match.root, match.uniform)
+    except NoAttention as no:
+        if no.matched:
+            match.declined = Miss(no.node, no.why, no.matched + 1)
+        return None
+    return _fuse(match, found)
+
+
+def _fuse(match: Match, found: Attention) -> Any:
+    lead = _lead(match.root, found, match)
+    scale = found.scale
+    nodes = []
+    for name, flipped in (("q", False), ("k", True), ("v", False)):
+        node, factor = _as_matrix(match, getattr(found, name), lead, flipped, unscaled=name == "v")
+        scale *= factor
+        nodes.append(node)
+    q, k, v = nodes
+    why = _unfit(q, k, v)
+    if why is not None:
+        return match.miss(why, found.softmax)
+    causal, terms = False, []
+    for mask in found.masks:
+        kind = _known(match, mask, q, k)
+        if kind == "causal" and not causal:
+            causal = True
+        elif kind != "nothing":
+            terms.append(mask)
+    if causal and terms:
+        # The fused operator takes one or the other.
+        causal, terms = False, list(found.masks)
+    total = None
+    for mask in terms:
+        term = _additive(match, mask, lead, q)
+        if term is None:
+            return match.miss(f"a score of {mask.fill} does not hide a key", mask.node)
+        total = term if total is None else match.call(aten.add.Tensor, total, term)
+    if total is not None:
+        total = _contiguous_rows(match, total)
+    graph = match.trace(fused, [q, k, v, total, causal, scale])
+    if not any("_scaled_dot_product_" in str(n.target) for n in graph.graph.nodes):
+        return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
+    out = match.replace_by_example(fused, [q, k, v, total, causal, scale])
+    return _as_result(match, out)
+
+
+def _lead(root: fx.Node, found: Attention, match: Match) -> tuple[int, int]:
+    """Batch and heads."""
+    longest = max((*found.leads, shape(root)[:-2]), key=len)
+    if len(longest) < 2:
+        # A batch of heads in one dimension: perhaps it was two before.
+        count = longest[0] if longest else 1
+        for node, flipped in ((found.q, False), (found.v, False), (found.k, True)):
+            source = node
+            while source.op == "call_function" and source.args and isinstance(source.args[0], fx.Node):
+                size = shape(source)
+                if len(size) == 4 and size[0] * size[1] == count:
+                    if operand(node, size[:2], flipped, match.uniform)[2] == operand(node, size[:2], flipped, match.uniform)[2]:
+                        return size[0], size[1]
+                    break
+                if source.target not in (aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default, aten.transpose.int, aten.mul.Tensor):
+                    break
+                source = source.args[0]
+        return 1, count
+    rest = 1
+    for size in longest[1:]:
+        rest *= size
+    return longest[0], rest
+
+
+def _as_matrix(match: Match, node: fx.Node, lead: tuple[int, int], flipped: bool, unscaled: bool) -> tuple[fx.Node, float]:
+    """The factor as (batch, heads, rows, size), from where it was so already if possible; and its scale."""
+    uniform = (lambda _: None) if unscaled else match.uniform
+    source, still, factor = operand(node, lead, flipped, uniform)
+    if factor != factor:
+        source, still, factor = match.call(aten.view.default, node, [*lead, *shape(node)[-2:]]), flipped, 1.0
+    if still:
+        source = match.call(aten.transpose.int, source, -1, -2)
+    return _contiguous_rows(match, source), factor
+
+
+def _contiguous_rows(match: Match, node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    if value.stride(-1) == 1 or value.shape[-1] == 1:
+        return node
+    return match.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+
+def _unfit(q: fx.Node, k: fx.Node, v: fx.Node) -> str | None:
+    types = {n.meta["val"].dtype for n in (q, k, v)}
+    if len(types) != 1:
+        return f"queries, keys and values have different types: {sorted(str(t) for t in types)}"
+    if next(iter(types)) not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        return f"no fused attention for {next(iter(types))}"
+    if not shape(q)[-1] == shape(k)[-1] == shape(v)[-1]:
+        return f"the heads of queries and values have different sizes: {shape(q)[-1]} and {shape(v)[-1]}"
+    return None
+
+
+# -- masks ------------------------------------------------------------------------------------------
+def _known(match: Match, mask: Mask, q: fx.Node, k: fx.Node) -> str:
+    """'nothing' if the mask hides nothing, 'causal' if exactly the future, 'some' otherwise."""
+    compact = match.constants.compact(mask.node)
+    if compact is None:
+        return "some"
+    if mask.fill is not None:
+        visible = compact.logical_not() if mask.inverted else compact.to(torch.bool)
+        hidden = mask.fill <= _HIDDEN or (mask.fill <= -65504 and q.meta["val"].dtype == torch.float16)
+    else:
+        visible = compact == 0
+        weighed = compact.double() * mask.factor
+        hidden = bool((visible | (weighed <= _HIDDEN) | (weighed <= torch.finfo(q.meta["val"].dtype).min)).all())
+    if bool(visible.all()):
+        return "nothing"
+    return "causal" if hidden and is_causal(visible, shape(q)[-2], shape(k)[-2]) else "some"
+
+
+def _additive(match: Match, mask: Mask, lead: tuple[int, int], q: fx.Node) -> fx.Node | None:
+    """The mask as a tensor to add to the scores, four-dimensional and of the queries' type; None if it is not one."""
+    dtype, device = q.meta["val"].dtype, q.meta["val"].device
+    node = mask.node
+    if mask.fill is not None:
+        if mask.fill > _HIDDEN:
+            return None
+        kept = match.full([], 0.0, dtype, device)
+        hidden = match.full([], max(mask.fill, torch.finfo(dtype).min) if mask.fill != float("-inf") else mask.fill, dtype, device)
+        node = match.call(aten.where.self, node, *((hidden, kept) if mask.inverted else (kept, hidden)))
+    else:
+        if mask.factor != 1.0:
+            node = match.call(aten.mul.Tensor, node, mask.factor)
+        if node.meta["val"].dtype != dtype:
+            node = match.call(aten._to_copy.default, node, dtype=dtype)
+    return _four_dimensional(match, node, mask.lead, lead)
+
+
+def _four_dimensional(match: Match, node: fx.Node, applied: tuple[int, ...], lead: tuple[int, int]) -> fx.Node:
+    size = shape(node)
+    missing = len(applied) + 2 - len(size)
+    own = (1,) * missing + size
+    if applied == lead or all(s == 1 for s in own[:-2]):
+        wanted = own if applied == lead else (1, 1, *own[-2:])
+        return node if size == wanted else match.call(aten.view.default, node, list(wanted)) if _viewable(node) else _copied(match, node, wanted)
+    whole = match.call(aten.expand.default, node, [*applied, *own[-2:]])
+    return _copied(match, whole, (*lead, *own[-2:]))
+
+
+def _viewable(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_contiguous())
+
+
+def _copied(match: Match, node: fx.Node, size: tuple[int, ...]) -> fx.Node:
+    copy = match.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return match.call(aten.view.default, copy, list(size))
+
+
+def _as_result(match: Match, out: fx.Node) -> fx.Node:
+    """`out` for the root, or for the view right after it that already has the fused operator's shape."""
+    root = match.root
+    if shape(out) == shape(root):
+        return out
+    users = list(root.users)
+    if len(users) == 1 and users[0].target in (aten.view.default, aten._unsafe_view.default) and shape(users[0]) == shape(out):
+        match.stand_for(users[0])
+        return out
+    copy = match.call(aten.clone.default, out, memory_format=torch.contiguous_format)
+    return match.call(aten._unsafe_view.default, copy, list(shape(root)))
+
+
+# -- attention that is fused already ----------------------------------------------------------------
+@rule(
+    call(_FLASH_CPU, Arg("q"), Arg("k"), Arg("v"), Arg("dropout"), False, attn_mask=Arg("mask"), scale=Arg("scale"), users=ANY),
+    extra_check=lambda match: isinstance(match["mask"], fx.Node),
+)
+def attention_mask(match: Match) -> Any:
+    """A mask given to the fused operator, if it hides nothing or exactly the future."""
+    q, k, v = match["q"], match["k"], match["v"]
+    kind = _known(match, Mask(match["mask"], 1.0, shape(q)[:2]), q, k)
+    if kind == "some":
+        return None
+    return match.call(_FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
+
+
+ATTENTION: Rules = (attention, attention_mask)

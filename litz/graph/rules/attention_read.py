@@ -1,0 +1,275 @@
+"""Reading an attention out of a graph, whatever way it is spelled.
+
+In: the product of probabilities and values. Out: an `Attention`: queries, keys, values, scale and masks, or
+the node and reason why it is none.
+
+Structural: between the product, the softmax and the product of queries and keys, every operator is either
+one that leaves the matrices alone (a regrouping of the batch, a copy, a cast), a scale, or a mask. So the
+reader walks, and never compares with a list of spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+PRODUCTS = (aten.bmm.default, aten.mm.default)
+SOFTMAX = (aten._softmax.default, aten._safe_softmax.default)
+_REGROUP = (
+    aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.squeeze.default, aten.squeeze.dims,
+)  # fmt: skip
+_COPY = (aten.clone.default, aten.alias.default, aten.detach.default)
+_MUL = (aten.mul.Tensor, aten.mul.Scalar)
+_DIV = (aten.div.Tensor, aten.div.Scalar)
+_SWAPS = (aten.transpose.int, aten.permute.default, aten.t.default)
+
+Uniform = Callable[[Any], Any]
+
+
+class NoAttention(Exception):
+    def __init__(self, node: fx.Node, why: str, matched: int):
+        super().__init__(why)
+        self.node, self.why, self.matched = node, why, matched
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Added to the scores times `factor`; or, with a `fill`, the places where scores are kept (or, `inverted`, not)."""
+
+    node: fx.Node
+    factor: float
+    lead: tuple[int, ...]  # the batch dimensions of the scores it was applied to
+    fill: float | None = None
+    inverted: bool = False
+
+
+@dataclass
+class Attention:
+    q: fx.Node  # (…, queries, size) as multiplied
+    k: fx.Node  # (…, size, keys) as multiplied
+    v: fx.Node  # (…, keys, size) as multiplied
+    scale: float = 1.0
+    masks: list[Mask] = field(default_factory=list)
+    leads: list[tuple[int, ...]] = field(default_factory=list)  # batch dimensions seen on the way
+    passed: list[fx.Node] = field(default_factory=list)  # nodes that the fused operator makes needless
+    softmax: fx.Node | None = None
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def read(root: fx.Node, uniform: Uniform) -> Attention:
+    """The attention whose result is `root`; raises `NoAttention`."""
+    probabilities, values = root.args[0], root.args[1]
+    assert isinstance(probabilities, fx.Node) and isinstance(values, fx.Node)
+    found = Attention(root, root, values)
+    softmax = _to_softmax(probabilities, found)
+    found.softmax = softmax
+    scores = softmax.args[0]
+    assert isinstance(scores, fx.Node)
+    if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
+        raise NoAttention(softmax, f"the softmax is over dimension {softmax.args[1]}, not the last", len(found.passed))
+    _to_product(scores, 1.0, found, uniform)
+    return found
+
+
+def _to_softmax(node: fx.Node, found: Attention) -> fx.Node:
+    matrix = shape(node)[-2:]
+    while True:
+        _only_use(node, found)
+        found.passed.append(node)
+        if shape(node)[-2:] != matrix:
+            raise NoAttention(node, "it regroups the matrix of probabilities itself", 0)
+        found.leads.append(shape(node)[:-2])
+        if node.target in SOFTMAX:
+            return node
+        if node.target not in _REGROUP and node.target not in _COPY and not _is_float_cast(node):
+            raise NoAttention(node, f"{_what(node)} is between the product with the values and the softmax", 0)
+        node = _source(node)
+
+
+def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform) -> None:
+    """Walks from the softmax down; `factor` multiplies all that is below."""
+    matrix = shape(node)[-2:]
+    while True:
+        _only_use(node, found)
+        target = node.target
+        if shape(node)[-2:] != matrix:
+            raise NoAttention(node, "it regroups the matrix of scores itself", len(found.passed))
+        found.passed.append(node)
+        lead = shape(node)[:-2]
+        found.leads.append(lead)
+        if target in PRODUCTS:
+            found.q, found.k, found.scale = *_pair(node, 0), factor
+            return
+        if target is aten.baddbmm.default:
+            beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+            if beta != 0:
+                found.masks.append(Mask(node.args[0], factor * beta, lead))  # type: ignore[arg-type, operator]
+            found.q, found.k, found.scale = *_pair(node, 1), factor * alpha  # type: ignore[operator]
+            return
+        if target in _REGROUP or target in _COPY or _is_float_cast(node):
+            node = _source(node)
+            continue
+        scaled = scale_of(node, uniform)
+        if scaled is not None:
+            node, factor = scaled[0], factor * scaled[1]
+        elif target is aten.add.Tensor:
+            node = _added(node, factor, lead, found, uniform)
+        elif target is aten.where.self or target is aten.masked_fill.Scalar or target is aten.masked_fill.Tensor:
+            node = _filled(node, factor, lead, found, uniform)
+        else:
+            raise NoAttention(node, f"{_what(node)} is between the softmax and a product of queries and keys", len(found.passed))
+
+
+def _added(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attention, uniform: Uniform) -> fx.Node:
+    """One operand is a mask; the scores are the one that comes from a product."""
+    alpha = node.kwargs.get("alpha", 1)
+    a, b = node.args[0], node.args[1]
+    if isinstance(b, (int, float)):
+        return a  # type: ignore[return-value]  # the same number everywhere does not change a softmax
+    candidates = [(x, m, f) for x, m, f in ((a, b, factor * alpha), (b, a, factor)) if is_tensor(x) and shape(x) == shape(node)]  # type: ignore[operator]
+    for scores, mask, weight in candidates:
+        if _comes_from_product(scores, uniform):  # type: ignore[arg-type]
+            if scores is b and alpha != 1:
+                break
+            found.masks.append(Mask(mask, weight, lead))  # type: ignore[arg-type]
+            return scores  # type: ignore[return-value]
+    raise NoAttention(node, "neither operand of the addition is a product of queries and keys", len(found.passed))
+
+
+def _filled(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attention, uniform: Uniform) -> fx.Node:
+    if node.target is aten.where.self:
+        keep, scores, other, inverted = node.args[0], node.args[1], node.args[2], False
+        if uniform(other) is None or (is_tensor(scores) and uniform(scores) is not None):
+            scores, other, inverted = other, scores, True
+    else:
+        scores, keep, other = node.args[:3]
+        inverted = True
+    fill = uniform(other)
+    if fill is None or not is_tensor(scores) or shape(scores) != shape(node):  # type: ignore[arg-type]
+        raise NoAttention(node, "what replaces masked scores is not one known number", len(found.passed))
+    found.masks.append(Mask(keep, factor, lead, fill * factor, inverted))  # type: ignore[arg-type]
+    return scores  # type: ignore[return-value]
+
+
+def _comes_from_product(node: fx.Node, uniform: Uniform) -> bool:
+    """A look ahead, along the same steps the reader takes."""
+    for _ in range(32):
+        if node.target in PRODUCTS or node.target is aten.baddbmm.default:
+            return True
+        if node.target in _REGROUP or node.target in _COPY or _is_float_cast(node):
+            node = _source(node)
+            continue
+        scaled = scale_of(node, uniform)
+        if scaled is not None:
+            node = scaled[0]
+        elif node.target is aten.add.Tensor:
+            operands = [a for a in node.args[:2] if is_tensor(a) and shape(a) == shape(node)]  # type: ignore[arg-type]
+            return any(_comes_from_product(a, uniform) for a in operands)  # type: ignore[arg-type]
+        elif node.target is aten.where.self:
+            return any(is_tensor(a) and _comes_from_product(a, uniform) for a in node.args[1:3])  # type: ignore[arg-type]
+        elif node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+            node = _source(node)
+        else:
+            return False
+    return False
+
+
+def scale_of(node: fx.Node, uniform: Uniform) -> tuple[fx.Node, float] | None:
+    """`(x, c)` if the node is `x * c` or `x / c` for one number c."""
+    if node.target not in _MUL and node.target not in _DIV:
+        return None
+    a, b = node.args[0], node.args[1]
+    if len(node.args) > 2 or node.kwargs:
+        return None
+    number = b if isinstance(b, (int, float)) else uniform(b)
+    if number is not None and is_tensor(a) and shape(a) == shape(node):  # type: ignore[arg-type]
+        if node.target in _DIV:
+            return None if number == 0 else (a, 1.0 / number)  # type: ignore[return-value]
+        return a, float(number)  # type: ignore[return-value]
+    if node.target in _MUL and is_tensor(b) and shape(b) == shape(node):  # type: ignore[arg-type]
+        number = uniform(a)
+        return None if number is None else (b, float(number))  # type: ignore[return-value]
+    return None
+
+
+def operand(node: fx.Node, lead: tuple[int, ...], flipped: bool, uniform: Uniform) -> tuple[fx.Node, bool, float]:
+    """Where a factor of a product comes from: an earlier node of shape `lead` + matrix, if there is one.
+
+    Gives the node, whether its matrix is still transposed against what was asked, and the scale passed on
+    the way. `flipped`: the product's factor is the transposed of what is wanted (keys).
+    """
+    matrix = shape(node)[-2:]
+    best: tuple[fx.Node, bool, float] | None = None
+    scale = 1.0
+    while True:
+        size = shape(node)
+        if size[-2:] != (matrix if not flipped else matrix[::-1]) and size[-2:] != matrix:
+            break
+        if size[:-2] == lead and (best is None or not flipped or best[1]):
+            best = (node, flipped, scale)
+        target = node.target
+        scaled = scale_of(node, uniform)
+        if scaled is not None:
+            node, scale = scaled[0], scale * scaled[1]
+        elif target in _SWAPS:
+            if not _swaps_last_two(node):
+                break
+            node, flipped, matrix = _source(node), not flipped, matrix[::-1]
+        elif (target in _REGROUP or target in _COPY) and is_tensor(node.args[0]):
+            source = _source(node)
+            if shape(source)[-2:] != matrix or source.meta["val"].numel() != node.meta["val"].numel():
+                break
+            node = source
+        else:
+            break
+    return best if best is not None else (node, flipped, float("nan"))
+
+
+def _swaps_last_two(node: fx.Node) -> bool:
+    rank = len(shape(node))
+    if node.target is aten.t.default:
+        return rank == 2
+    if node.target is aten.transpose.int:
+        return {int(d) % rank for d in node.args[1:3]} == {rank - 2, rank - 1}  # type: ignore[arg-type]
+    order = [int(d) % rank for d in node.args[1]]  # type: ignore[arg-type, union-attr]
+    return order == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _is_float_cast(node: fx.Node) -> bool:
+    if node.target is not aten._to_copy.default or not is_tensor(node.args[0]):
+        return False
+    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return source.is_floating_point() and node.meta["val"].is_floating_point() and source.device == node.meta["val"].device
+
+
+def _only_use(node: fx.Node, found: Attention) -> None:
+    if len(node.users) > 1:
+        last = found.passed[-1] if found.passed else None
+        other = next((u for u in node.users if u is not last), None)
+        raise NoAttention(node, f"its result is also used by {other}", len(found.passed))
+
+
+def _pair(node: fx.Node, first: int) -> tuple[fx.Node, fx.Node]:
+    return node.args[first], node.args[first + 1]  # type: ignore[return-value]
+
+
+def _source(node: fx.Node) -> fx.Node:
+    return node.args[0]  # type: ignore[return-value]
+
+
+def _what(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else f"a {node.op}"

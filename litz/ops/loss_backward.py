@@ -1,0 +1,78 @@
+"""Gradients of losses: one formula an element; a mean divides by the count, and its gradient is one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import is_float
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Val, computed, operand
+from litz.ops.loss import MEAN
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+def _backward(
+    b: Builder, node: fx.Node, reduction: int, slope: Callable[..., Val], grad: View, x: View, y: View, *rest: View
+) -> Any:
+    """`grad * slope(body, x, y, ...)`, divided by the count of elements where the loss is their mean."""
+    fake = node.meta["val"]
+    dtype = computed(fake)
+    if not is_float(dtype) or fake.numel() == 0:
+        return NotImplemented
+    count = prod(torch.broadcast_shapes(*([s.int for s in v.sizes] for v in (x, y)))) if reduction == MEAN else 1
+
+    def element(body: Body, point: Point) -> Val:
+        g, *values = (operand(body, point, a, dtype) for a in (grad, x, y, *rest))
+        return slope(body, *values) * (g if count == 1 else g * (1 / count))
+
+    return b.pointwise(fake, element)
+
+
+@lowers(aten.mse_loss_backward.default)
+def mse_loss_backward(b: Builder, node: fx.Node, grad: View, x: View, y: View, reduction: int) -> Any:
+    return _backward(b, node, reduction, lambda body, u, v: (u - v) * 2, grad, x, y)
+
+
+@lowers(aten.smooth_l1_loss_backward.default)
+def smooth_l1_loss_backward(
+    b: Builder, node: fx.Node, grad: View, x: View, y: View, reduction: int, beta: float
+) -> Any:
+    def slope(body: Body, u: Val, v: Val) -> Val:
+        gap = u - v
+        inner = gap / beta if beta else gap
+        return body.where(gap <= -beta, -1, body.where(gap >= beta, 1, inner))
+
+    return _backward(b, node, reduction, slope, grad, x, y)
+
+
+@lowers(aten.huber_loss_backward.default)
+def huber_loss_backward(b: Builder, node: fx.Node, grad: View, x: View, y: View, reduction: int, delta: float) -> Any:
+    def slope(body: Body, u: Val, v: Val) -> Val:
+        gap = u - v
+        return body.where(gap <= -delta, -delta, body.where(gap >= delta, delta, gap))
+
+    return _backward(b, node, reduction, slope, grad, x, y)
+
+
+@lowers(aten.binary_cross_entropy_backward.default)
+def binary_cross_entropy_backward(
+    b: Builder, node: fx.Node, grad: View, x: View, y: View, weight: View | None = None, reduction: int = MEAN
+) -> Any:
+    def slope(body: Body, u: Val, v: Val, *w: Val) -> Val:
+        # As eager: what is certain has a finite slope.
+        found = (u - v) / body.apply("max", (1 - u) * u, 1e-12)
+        return found * w[0] if w else found
+
+    return _backward(b, node, reduction, slope, grad, x, y, *([] if weight is None else [weight]))
+
+
+@lowers(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(b: Builder, node: fx.Node, grad: View, x: View, y: View, reduction: int) -> Any:
+    return _backward(b, node, reduction, lambda body, u, v: -v * body.apply("sigmoid", -(u * v)), grad, x, y)

@@ -1,0 +1,175 @@
+"""Gradients of pooling, turned round: every element of the input asks which windows saw it, and adds up their share.
+
+A scatter from the windows would have threads add to one element at once; a gather needs no atomics, and its
+order is fixed. Along a dimension an element lies in at most a few windows, which one reduced axis counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, is_float
+from litz.loop.expr import Expr, expr
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Space, Val
+from litz.ops.norm import over
+from litz.ops.pool import Spans, conjunction, inside, spread
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows along one dimension: window `o` starts at `o*stride - padding` and is `reach` long."""
+
+    stride: int
+    padding: int
+    reach: int
+
+    @property
+    def most(self) -> int:
+        """How many windows an element may lie in."""
+        return -(-self.reach // self.stride)
+
+    def seeing(self, i: Expr, k: Expr) -> Expr:
+        """The `k`-th window that may see element `i`, counted from the last; it may not exist."""
+        return (i + self.padding) // self.stride - k
+
+    def start(self, o: Expr) -> Expr:
+        return o * self.stride - self.padding
+
+    def counted(self, body: Body, start: Expr, size: int, count: int, edge: int, dtype: str) -> Val | int:
+        """How much of the window at `start` counts in an average: a number where that is the same for all of `count`."""
+        starts = [o * self.stride - self.padding for o in range(count)]
+        lengths = {min(s + self.reach, size + edge) - max(s, -edge) for s in starts}
+        if len(lengths) == 1:
+            return lengths.pop()
+        begin = body.apply("max", body.index(start), -edge)
+        end = body.apply("min", body.index(start + self.reach), size + edge)
+        # A window that does not exist counts nothing, and nothing must not divide.
+        return body.cast(body.apply("max", end - begin, 1), dtype)
+
+
+def _measured(*views: View) -> bool:
+    return all(is_float(v.dtype) or v.dtype == "i64" for v in views) and all(
+        s.is_int and s.int > 0 for v in views for s in v.sizes
+    )
+
+
+def _gather(
+    b: Builder, out: View, windows: Sequence[_Windows], sizes: Sequence[Expr],
+    share: Callable[[Body, Point, Point, Val | None], Val],
+) -> None:  # fmt: skip
+    """Each element of `out` becomes the sum of `share(body, element, window, exists)` over the windows it may lie in."""
+    spatial = len(windows)
+    space, body = Space(), Body()
+    point = space.over(out.sizes, out.strides)
+    places = tuple(
+        w.seeing(i, space.reduce_over(w.most)) for w, i in zip(windows, point[-spatial:], strict=True)
+    )
+    value = share(body, point, (*point[:-spatial], *places), inside(body, places, sizes))
+    body.store(out, point, over(space, body, "sum", value))
+    b.emit(space, body)
+
+
+# -- maximum ----------------------------------------------------------------------------------
+@lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
+def max_pool_backward(
+    b: Builder, node: fx.Node, grad: View, x: View, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], ceil_mode: bool, indices: View,
+) -> Any:  # fmt: skip
+    spatial = 2 if node.target is aten.max_pool2d_with_indices_backward.default else 3
+    if not _measured(grad, indices):
+        return NotImplemented
+    kernel = spread(kernel, spatial)
+    steps = zip(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial), strict=True)
+    windows = [_Windows(s, p, (k - 1) * d + 1) for k, s, p, d in steps]
+    out = b.allocate(node.meta["val"])
+    dtype = compute_type(grad.dtype)
+
+    def share(body: Body, point: Point, window: Point, exists: Val | None) -> Val:
+        flat = expr(0)
+        for i, size in zip(point[-spatial:], out.sizes[-spatial:], strict=True):
+            flat = flat * size + i
+        # The index names the element that won: whether the window saw this one is no separate question.
+        chosen = body.load(indices, window, exists).eq(body.index(flat))
+        chosen = chosen if exists is None else chosen & exists
+        return body.where(chosen, body.cast(body.load(grad, window, exists), dtype), 0)
+
+    _gather(b, out, windows, grad.sizes[-spatial:], share)
+    return out
+
+
+# -- average ----------------------------------------------------------------------------------
+@lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+def avg_pool_backward(
+    b: Builder, node: fx.Node, grad: View, x: View, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
+) -> Any:  # fmt: skip
+    spatial = 2 if node.target is aten.avg_pool2d_backward.default else 3
+    if not _measured(grad):
+        return NotImplemented
+    kernel = spread(kernel, spatial)
+    stride, padding = spread(stride, spatial, kernel), spread(padding, spatial)
+    windows = [_Windows(s, p, k) for k, s, p in zip(kernel, stride, padding, strict=True)]
+    out = b.allocate(node.meta["val"])
+    dtype = compute_type(grad.dtype)
+    sizes = out.sizes[-spatial:]
+
+    def share(body: Body, point: Point, window: Point, exists: Val | None) -> Val:
+        starts = [w.start(o) for w, o in zip(windows, window[-spatial:], strict=True)]
+        tests = [] if exists is None else [exists]
+        for i, start, w in zip(point[-spatial:], starts, windows, strict=True):
+            if w.reach % w.stride:  # else every window that was counted sees the element
+                tests.append(body.index(i - start) < w.reach)
+        mask = conjunction(tests)
+        incoming = body.cast(body.load(grad, window, mask), dtype)
+        if divisor is not None:
+            return incoming / divisor
+        for w, start, size, count in zip(windows, starts, sizes, grad.sizes[-spatial:], strict=True):
+            incoming = incoming / w.counted(body, start, size.int, count.int, w.padding if count_include_pad else 0, dtype)
+        return incoming
+
+    _gather(b, out, windows, grad.sizes[-spatial:], share)
+    return out
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
+def adaptive_avg_pool_backward(b: Builder, node: fx.Node, grad: View, x: View) -> Any:
+    spatial = 2 if node.target is aten._adaptive_avg_pool2d_backward.default else 3
+    if not _measured(grad, x):
+        return NotImplemented
+    out = b.allocate(node.meta["val"])
+    dtype = compute_type(grad.dtype)
+    spans = [Spans(n.int, o.int) for n, o in zip(out.sizes[-spatial:], grad.sizes[-spatial:], strict=True)]
+    space, body = Space(), Body()
+    point = space.over(out.sizes, out.strides)
+    tests, places = [], []
+    for span, i in zip(spans, point[-spatial:], strict=True):
+        if span.even:
+            places.append(i // (span.size // span.out))
+            continue
+        # Output o takes in i just if i*out//size <= o < ceil((i+1)*out/size).
+        first, end = _outputs(span, i)
+        most = max((e.int - f.int) for f, e in (_outputs(span, expr(k)) for k in range(span.size)))
+        place = first + space.reduce_over(most)
+        tests.append(body.index(place) < body.index(end))
+        places.append(place)
+    value = body.cast(body.load(grad, (*point[:-spatial], *places), conjunction(tests)), dtype)
+    for span, o in zip(spans, places, strict=True):
+        length = span.length(o)
+        value = value / (length.int if length.is_int else body.cast(body.index(length), dtype))
+    body.store(out, point, over(space, body, "sum", value))
+    b.emit(space, body)
+    return out
+
+
+def _outputs(span: Spans, i: Expr) -> tuple[Expr, Expr]:
+    """The first output that takes in element `i`, and the one after the last."""
+    return (i * span.out) // span.size, (i * span.out + span.out + span.size - 1) // span.size

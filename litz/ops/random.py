@@ -1,0 +1,77 @@
+"""Random numbers come from eager's generator, so that a seed means the same: the operators are called, on purpose.
+
+What surrounds them is generated: dropout calls for its mask alone, written straight into a buffer of ours, and
+fusion joins its product with the neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, from_torch
+from litz.loop.ir import Call, View
+from litz.ops.builder import Body, Builder, Point, Val, operand
+from litz.ops.library import call, called
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+_NAMES = (
+    "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "normal_functional",
+    "uniform", "exponential", "geometric", "log_normal", "cauchy", "random", "poisson", "binomial", "multinomial",
+    "rrelu_with_noise_functional", "_standard_gamma", "_sample_dirichlet",
+)  # fmt: skip
+
+
+def _bernoulli(b: Builder, fake: torch.Tensor, p: float, generator: Any = None) -> View:
+    """Ones with probability `p`, else zeros, in a new buffer like `fake`."""
+    out = b.allocate(fake)
+    kwargs = (("generator", generator),) if generator is not None else ()
+    b.steps.append(
+        Call(f"c{len(b.steps)}", "aten::bernoulli_.float", (out, float(p)), kwargs, (None,), (out.buffer,), "library", b.origin())
+    )
+    return out
+
+
+@lowers(aten.bernoulli.p)
+def bernoulli(b: Builder, node: fx.Node, like: View, p: float, generator: Any = None) -> Any:
+    # Only the shape of the first argument counts, and the memory behind it need not have been written.
+    return _bernoulli(b, node.meta["val"], p, generator)
+
+
+lowers(aten.bernoulli.default, aten.bernoulli.Tensor)(call)
+
+
+@lowers(aten.native_dropout.default)
+def native_dropout(b: Builder, node: fx.Node, x: View, p: float, train: bool | None) -> Any:
+    kept_fake, mask_fake = node.meta["val"]
+    if train is not None and not train:
+        kept = b.pointwise(kept_fake, lambda body, point: operand(body, point, x, x.dtype))
+        return kept, b.pointwise(mask_fake, lambda body, point: body.const(True, "b1"))
+    if kept_fake.numel() == 0 or mask_fake.dtype != torch.bool:
+        return NotImplemented
+    mask = _bernoulli(b, mask_fake, 1 - p)
+    return b.pointwise(kept_fake, _masked(x, mask, 0.0 if p == 1 else 1 / (1 - p))), mask
+
+
+@lowers(aten.native_dropout_backward.default)
+def native_dropout_backward(b: Builder, node: fx.Node, grad: View, mask: View, scale: float) -> Any:
+    if from_torch(node.meta["val"].dtype) is None:
+        return NotImplemented
+    return b.pointwise(node.meta["val"], _masked(grad, mask, scale))
+
+
+def _masked(x: View, mask: View, scale: float) -> Any:
+    """`x * mask * scale`, as eager computes it: a dropped NaN stays NaN."""
+    dtype = compute_type(x.dtype)
+
+    def formula(body: Body, point: Point) -> Val:
+        return operand(body, point, x, dtype) * operand(body, point, mask, dtype) * scale
+
+    return formula
+
+
+called(*_NAMES)

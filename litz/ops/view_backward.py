@@ -1,0 +1,64 @@
+"""Gradients of views: zero, but for the part that was looked at. Masked loads read that part and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.ir import View
+from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.pool import conjunction
+from litz.ops.registry import lowers
+from litz.ops.scatter import stepped
+
+aten = torch.ops.aten
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(
+    b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> View:
+    dim %= len(sizes)
+    size = int(sizes[dim])
+    first, stop, _ = slice(start, end, step).indices(size)
+
+    def formula(body: Body, point: Point) -> Val:
+        if first >= stop:
+            return body.const(0, grad.dtype)
+        i = point[dim]
+        tests = [body.index(i) >= first] if first > 0 else []
+        tests += [body.index(i) < stop] if stop < size else []
+        place, rest = stepped(i, first, step)
+        tests += [body.index(rest).eq(0)] if step > 1 else []
+        return body.load(grad, (*point[:dim], place, *point[dim + 1 :]), conjunction(tests))
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.select_backward.default)
+def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, index: int) -> View:
+    dim %= len(sizes)
+    at = index + int(sizes[dim]) if index < 0 else index
+
+    def formula(body: Body, point: Point) -> Val:
+        mask = body.index(point[dim]).eq(at) if int(sizes[dim]) > 1 else None
+        return body.load(grad, (*point[:dim], *point[dim + 1 :]), mask)
+
+    return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.diagonal_backward.default)
+def diagonal_backward(
+    b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Any:
+    row, column = dim1 % len(sizes), dim2 % len(sizes)
+
+    def formula(body: Body, point: Point) -> Val:
+        mask = body.index(point[column] - point[row]).eq(offset)
+        rest = [i for d, i in enumerate(point) if d not in (row, column)]
+        return body.load(grad, (*rest, point[row] if offset >= 0 else point[column]), mask)
+
+    return b.pointwise(node.meta["val"], formula)
