@@ -13,7 +13,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,21 @@ class Options:
     decompositions: Mapping[Any, Callable[..., Any]] | None = _option(
         None, changes_code=True, hash=False, doc="replaces the decomposition table: operator overload to function"
     )
+    rules: Sequence[Any] = _option(
+        (), changes_code=True, hash=False, doc="rewrite rules of the caller's own (`litz.rule`, `litz.register_replacement`)"
+    )
+    before: Mapping[str, Callable[[Any], Any]] | None = _option(
+        None,
+        changes_code=True,
+        hash=False,
+        doc="hooks: stage name to function of what goes into the stage; a result other than None replaces it",
+    )
+    after: Mapping[str, Callable[[Any], Any]] | None = _option(
+        None,
+        changes_code=True,
+        hash=False,
+        doc="hooks: stage name to function of what comes out of the stage; a result other than None replaces it",
+    )
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -101,7 +116,8 @@ class Options:
     @property
     def cacheable(self) -> bool:
         """Whether the key entries identify the code in another process: functions of the caller's have a name only."""
-        return self.inner_compile is None and self.decompositions is None
+        functions = (self.inner_compile, self.decompositions, self.before, self.after)
+        return not self.rules and all(function is None for function in functions)
 
 
 _BYTES = re.compile(r"^\s*(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>[kKMGT]?i?B)\s*$")
@@ -191,6 +207,22 @@ def _check_decompositions(name: str, value: Any) -> None:
         raise _bad(name, value, accepted)
 
 
+def _check_rules(name: str, value: Any) -> None:
+    accepted = "a sequence of rules made by litz.rule or litz.register_replacement"
+    if not isinstance(value, (tuple, list)):
+        raise _bad(name, value, accepted)
+    for rule in value:
+        if not hasattr(rule, "pattern") or not callable(getattr(rule, "function", None)):
+            raise _bad(name, rule, accepted)
+
+
+def _check_hooks(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and callable(f) for k, f in value.items()):
+        raise _bad(name, value, "None or a mapping of stage names to functions of one argument")
+
+
 # One row a field; a test checks that none is missing.
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
@@ -203,6 +235,9 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "threads": _check_count(1),
     "inner_compile": _check_callable,
     "decompositions": _check_decompositions,
+    "rules": _check_rules,
+    "before": _check_hooks,
+    "after": _check_hooks,
 }
 
 

@@ -6,7 +6,7 @@ In: a torch-level function and its inputs. Out: a callable that does the same, f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -16,20 +16,26 @@ from litz.capture.joint import trace_joint
 from litz.capture.wrappers import wrap
 from litz.codegen.render import render
 from litz.context import Built, Context, set_last_report
-from litz.errors import CaptureError
+from litz.errors import CaptureError, OptionError
 from litz.graph.channels_last import channels_last_convolution
 from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.rewrite_joint import rewrite_joint
+from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.signature import Joint
 from litz.loop.ir import Program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
+from litz.ops.decompose import decompositions
 from litz.ops.lower import Lowered, lower
 from litz.runtime.cpu import Executable
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 
-STAGES = ("trace", "split", "lower", "mark_outputs", "fuse", "merge_axes", "plan_memory", "render", "build")
+STAGES = (
+    "trace", "rewrite_joint", "split", "rewrite_post_grad",
+    "lower", "mark_outputs", "fuse", "merge_axes", "plan_memory", "render", "build",
+)  # fmt: skip
 Strides = Sequence[tuple[int, ...] | None] | None
 
 
@@ -38,13 +44,15 @@ def compile_function(
 ) -> Callable[..., Any]:
     """The whole of it. `output_strides` are those of eager's results, where known."""
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
+    joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
     if not joint.gradient_of:
         executable = compile_graph(joint.graph, ctx)
         executable.eager = function
         return wrap(executable, joint.signature, function)
     split = run("split", ctx, split_by_minimum_cut, joint)
-    forward = compile_graph(split.forward, ctx)
-    core = Differentiable(joint, split, forward, lambda: compile_graph(split.backward, ctx))
+    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx)
+    backward = lambda: compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.backward, ctx), ctx)  # noqa: E731
+    core = Differentiable(joint, split, forward, backward)
     return wrap(core, joint.signature, function)
 
 
@@ -64,7 +72,7 @@ def compile_graph(graph: fx.GraphModule, ctx: Context) -> Executable:
 
 def trace(function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool) -> Joint:
     """The trace with convolutions channels last, if eager's output strides are known and nothing objects."""
-    own = dict(ctx.options.decompositions or {})
+    own = decompositions() | dict(ctx.options.decompositions or {})
     if output_strides is not None:
         try:
             return trace_joint(function, inputs, output_strides, channels_last_convolution(ctx.target) | own, training)
@@ -75,10 +83,12 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any], output_strides: S
 
 
 def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
-    """One stage: timed, and, when asked, its result verified and kept as text."""
+    """One stage: timed, between the user's hooks, and, when asked, its result verified and kept as text."""
     assert name in STAGES, f"stage {name} is not listed"
+    args = (hooked(ctx.options.before, name, args[0]), *args[1:])
     with ctx.timed(name):
         result = stage(*args)
+    result = hooked(ctx.options.after, name, result)
     program = result.program if isinstance(result, Lowered) else result
     if isinstance(program, Program):
         if ctx.options.verify:
@@ -86,6 +96,15 @@ def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
         ctx.snapshot(name, lambda: print_program(program))
     elif name == "render":
         ctx.snapshot(name, result.text)
-    elif name == "trace":
+    elif isinstance(result, Joint):
         ctx.snapshot(name, lambda: f"{result.signature}\n{result.graph.graph}")
     return result
+
+
+def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: Any) -> Any:
+    """What the user's hook makes of the value: itself, unless the hook returns another."""
+    unknown = set(hooks or ()) - set(STAGES)
+    if unknown:
+        raise OptionError(f"there is no stage {min(unknown)!r} to hook", hint=f"the stages are {', '.join(STAGES)}")
+    found = hooks[name](value) if hooks and name in hooks else None
+    return value if found is None else found

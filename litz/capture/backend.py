@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from litz.context import Context, set_last_report
 from litz.errors import CaptureError
@@ -107,16 +106,11 @@ def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str |
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     for node in graph_module.graph.nodes:
-        if not torch.is_grad_enabled() and node.op.startswith("call") and _records_gradients(node):
+        if node.target is torch._C._set_grad_enabled and node.args[0] and not torch.is_grad_enabled():
             return "gradients are recorded in a part of it only (enable_grad under no_grad)"
         if node.target in ("as_strided", torch.as_strided) and (len(node.args) > 3 or "storage_offset" in node.kwargs):
             return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None
-
-
-def _records_gradients(node: fx.Node) -> bool:
-    made = tree_leaves(node.meta.get("example_value"))
-    return any(isinstance(x, torch.Tensor) and x.grad_fn is not None for x in made)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

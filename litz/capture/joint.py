@@ -21,8 +21,8 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from litz.capture.record import Recorder, run_with_sources
 from litz.errors import CaptureError
 from litz.graph.signature import Input, Joint, Output, Signature, Window
 
@@ -51,20 +51,32 @@ def trace_joint(
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [_fake(mode, x) for x in inputs]
-    tracer = _Trace(function, inputs, output_strides, training)
+    recorder = Recorder(decompositions)
+    tracer = _Trace(function, inputs, output_strides, training, recorder)
     try:
         with ExitStack() as stack:
+            fakes = [_fake(mode, x) for x in inputs]
             stack.enter_context(mode)
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
-            if training:
-                # Some operators (batch norm) only have a functional form behind this dispatcher.
+            if training and _normalises_batches(function):
+                # Batch norm only has a functional form behind this dispatcher, which slows all others down.
                 stack.enter_context(enable_python_dispatcher())
-            module = make_fx(tracer, decomposition_table=dict(decompositions))(*fakes)
+            for position, fake in enumerate(fakes):
+                recorder.placeholder(fake, position)
+            stack.enter_context(recorder)
+            outputs = tracer(*fakes)
+        module = recorder.finish(outputs)
     except Exception as error:
         raise CaptureError(f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace") from error
     return tracer.finish(module)
+
+
+def _normalises_batches(function: Any) -> bool:
+    graph = getattr(getattr(function, "__self__", None), "graph", None)
+    if graph is None:
+        return True
+    return any("batch_norm" in str(n.target) or "instance_norm" in str(n.target) for n in graph.nodes)
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
@@ -76,20 +88,28 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value.detach() if value.requires_grad else value, static_shapes=True)
 
 
+class _Functional(FunctionalTensorMode):
+    """Functionalisation without the annotations that only PyTorch's own tracer could read."""
+
+    def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
+        pass
+
+
 class _Trace:
     """The function that is traced; it keeps what it learns about inputs and outputs."""
 
     def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, training: bool
-    ):
-        self.function, self.strides, self.training = function, strides, training
+        self, function: Callable[..., Any], inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, training: bool,
+        recorder: Recorder,
+    ):  # fmt: skip
+        self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
         self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
-        with FunctionalTensorMode(), torch.set_grad_enabled(self.training):
+        with _Functional(), torch.set_grad_enabled(self.training):
             wrapped = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
-            outputs = self.function(*wrapped)
+            outputs = self._run(wrapped)
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
             self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
             results = self._classify(outputs, wrapped)
@@ -103,6 +123,12 @@ class _Trace:
         for primal, value in hidden:
             aten.copy_.default(primal, value)
         return flat
+
+    def _run(self, wrapped: list[Any]) -> Any:
+        owner = getattr(self.function, "__self__", None)
+        if isinstance(owner, fx.GraphModule):
+            return run_with_sources(owner, self.recorder, wrapped)
+        return self.function(*wrapped)
 
     @staticmethod
     def _wrap(primal: Any, needs_grad: bool) -> Any:
@@ -139,6 +165,8 @@ class _Trace:
         for position, out in enumerate(outputs):
             if not isinstance(out, torch.Tensor):
                 self.outputs.append(Output("plain", value=out))
+            elif out.is_conj() or out.is_neg():
+                raise CaptureError(f"output {position} is conjugated or negated lazily", stage="trace")
             elif id(out) in same:
                 self.outputs.append(Output("input", same[id(out)]))
             elif isinstance(out, FunctionalTensor) and _storage(out) in of_input:

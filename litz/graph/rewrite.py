@@ -172,6 +172,7 @@ class _Run:
         for _ in range(MAX_ROUNDS):
             self.outcome.rounds += 1
             fired = self.outcome.fired
+            self.constants.forget()
             for node in reversed(list(self.graph.nodes)):
                 self.matcher.visits += 1
                 if not node._erased:
@@ -238,7 +239,6 @@ class _Run:
                 self.editor.replace(old, new, fresh=new in made)
         if len(outputs) > 1:
             sort_stably(self.graph)
-        self.constants.forget()
 
     def missed(self, candidate: Rule, node: fx.Node, miss: Miss) -> None:
         if miss.matched >= WORTH_TELLING or miss.why.startswith("the extra check"):

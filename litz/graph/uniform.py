@@ -51,7 +51,7 @@ class Constants:
         self._known: dict[fx.Node, torch.Tensor | None] = {}
 
     def forget(self) -> None:
-        """Called after each rewrite: what was unknown may be known now. What was known stays true."""
+        """Called before each round of rewriting: what was unknown may be known now. What was known stays true."""
         self._known = {node: value for node, value in self._known.items() if value is not None}
 
     def uniform(self, value: Any) -> Any:

@@ -115,7 +115,7 @@ def elu_backward(
 
 @lowers(aten.hardtanh_backward.default)
 def hardtanh_backward(b: Builder, node: fx.Node, grad: View, x: View, low: float, high: float) -> View:
-    return elementwise(b, node, lambda body, g, v: body.where((v <= low) | (v >= high), 0, g), grad, x)
+    return elementwise(b, node, lambda body, g, v: body.where((v > low) & (v < high), g, 0), grad, x)
 
 
 @lowers(aten.hardsigmoid_backward.default)
@@ -133,7 +133,7 @@ def hardswish_backward(b: Builder, node: fx.Node, grad: View, x: View) -> View:
 
 @lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(b: Builder, node: fx.Node, grad: View, x: View, width: float) -> View:
-    return elementwise(b, node, lambda body, g, v: body.where((v >= -width) & (v <= width), 0, g), grad, x)
+    return elementwise(b, node, lambda body, g, v: body.where((v < -width) | (v > width), g, 0), grad, x)
 
 
 @lowers(aten._prelu_kernel_backward.default)

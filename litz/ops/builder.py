@@ -132,7 +132,7 @@ class Body:
 
     def const(self, value: float | int | bool, dtype: str) -> Val:
         kind = DTYPES[dtype].kind
-        value = float(value) if kind == "float" else bool(value) if kind == "bool" else int(value)
+        value = float(value) if kind == "float" else bool(value) if kind == "bool" else _wrapped(int(value), dtype)
         return self._value(lambda name: Const(name, dtype, value), dtype, "const", dtype, repr(value))
 
     def like(self, value: Val, other: Val | float) -> Val:
@@ -216,7 +216,7 @@ class Builder:
     # -- buffers ------------------------------------------------------------------------------
     def allocate(self, fake: torch.Tensor, kind: str = "temp", name: str | None = None) -> View:
         """A new buffer with the shape and strides of `fake`."""
-        dtype = from_torch(fake.dtype) or f"torch.{str(fake.dtype).removeprefix('torch.')}"
+        dtype = dtype_of(fake)
         sizes, strides = sizes_of(fake), tuple(self.size_expr(s) for s in fake.stride())
         extent = ONE
         for size, stride in zip(sizes, strides, strict=True):
@@ -287,7 +287,7 @@ class Builder:
         several = isinstance(fakes, (tuple, list))
         # A result that nobody reads is not held: tracing does not always know its shape.
         results = [
-            self.allocate(f) if isinstance(f, torch.Tensor) and (not several or reads(node, i)) else None
+            self.allocate(f) if isinstance(f, torch.Tensor) and (not several or wants(node, i)) else None
             for i, f in enumerate(fakes if several else (fakes,))
         ]
         mutates = tuple(
@@ -314,7 +314,14 @@ class Builder:
         return "kernel"
 
 
-def reads(node: fx.Node, result: int) -> bool:
+def _wrapped(value: int, dtype: str) -> int:
+    """As eager converts a Python number: modulo the type's range."""
+    bits = DTYPES[dtype].bits
+    low = 0 if DTYPES[dtype].kind == "uint" else -(1 << (bits - 1))
+    return (value - low) % (1 << bits) + low
+
+
+def wants(node: fx.Node, result: int) -> bool:
     """Whether anything reads that one of the operator's results."""
     return any(user.target is not operator.getitem or (user.args[1] == result and user.users) for user in node.users)
 
@@ -347,6 +354,11 @@ def operand(body: Body, point: Point, arg: View | float, dtype: str) -> Val:
     if isinstance(arg, View):
         return body.cast(body.load(arg, broadcast(arg, point)), dtype)
     return body.const(arg, dtype)
+
+
+def dtype_of(fake: torch.Tensor) -> str:
+    """The loop IR's name of the type; one it does not have keeps torch's, and only called operators use it."""
+    return from_torch(fake.dtype) or str(fake.dtype)
 
 
 def computed(fake: torch.Tensor) -> str:

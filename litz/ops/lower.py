@@ -47,7 +47,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_backward,
     view_copy,
 )  # fmt: skip
-from litz.ops.builder import Builder, operand
+from litz.ops.builder import Builder, dtype_of, operand
 from litz.ops.registry import LOWERINGS
 
 aten = torch.ops.aten
@@ -154,7 +154,7 @@ def _window(builder: Builder, base: Any, fake: Any) -> Any:
     if isinstance(fake, (tuple, list)):
         seen = [_window(builder, base, f) for f in fake]
         return None if None in seen else tuple(seen)
-    if from_torch(fake.dtype) != base.dtype or fake.is_conj() or fake.is_neg():
+    if dtype_of(fake) != base.dtype or fake.is_conj() or fake.is_neg():
         return None
     return builder.window(base, fake)
 

@@ -257,28 +257,39 @@ def native_group_norm_backward(
         spread = load(rstd, point[:2])
         return load(incoming_view, point), (load(value_view, point) - load(mean, point[:2])) * spread, spread
 
-    if to_input is not None:
-        space, body, out = Space(), Body(), grouped(to_input)
-        point = split_point(space, out, list(range(2, len(out.sizes))))
-        incoming, normal, spread = values(body, point)
-        incoming = _scaled(body, incoming, weight, (point[1] * each + point[2],))
-        along = over(space, body, "sum", incoming * normal) / count
-        level = over(space, body, "sum", incoming) / count
-        body.store(out, point, (incoming - level - normal * along) * spread)
-        b.emit(space, body)
-    outs = [out for out in (to_weight, to_bias) if out is not None]
-    if not outs:
-        return to_input, to_weight, to_bias
+    # The sums of each image's channels, of which all else is made: (batch, group, channel of the group).
+    sums = [b.scratch((x.sizes[0], groups, each), dtype) for _ in range(2)]
 
     def terms(body: Body, point: Point, mask: Val | None) -> list[Val]:
         incoming, normal, _ = values(body, point, mask)
-        wanted = [] if to_weight is None else [incoming * normal]
-        return wanted if to_bias is None else [*wanted, incoming]
+        return [incoming, incoming * normal]
 
-    def use(body: Body, place: Point, sums: Sequence[Val]) -> None:
-        _storing(outs)(body, (place[0] * each + place[1],), sums)
-
-    _sum_over(b, value_view, [0, *range(3, len(value_view.sizes))], terms, use)
+    _sum_over(b, value_view, list(range(3, len(value_view.sizes))), terms, _storing(sums))
+    outs = [(out, view) for out, view in ((to_bias, sums[0]), (to_weight, sums[1])) if out is not None]
+    if outs:
+        space, body = Space(), Body()
+        group, one = space.over([expr(groups), expr(each)])
+        image = space.reduce_over(x.sizes[0])
+        for out, view in outs:
+            body.store(out, (group * each + one,), over(space, body, "sum", body.load(view, (image, group, one))))
+        b.emit(space, body)
+    if to_input is not None:
+        levels = [b.scratch((x.sizes[0], groups), dtype) for _ in sums]
+        space, body = Space(), Body()
+        image, group = space.over([x.sizes[0], expr(groups)])
+        one = space.reduce_over(each)
+        for level, view in zip(levels, sums, strict=True):
+            total = _scaled(body, body.load(view, (image, group, one)), weight, (group * each + one,))
+            body.store(level, (image, group), over(space, body, "sum", total) / count)
+        b.emit(space, body)
+        out = grouped(to_input)
+        space, body = Space(), Body()
+        point = space.over(out.sizes, out.strides)
+        incoming, normal, spread = values(body, point)
+        incoming = _scaled(body, incoming, weight, (point[1] * each + point[2],))
+        level, tilt = (body.load(view, point[:2]) for view in levels)
+        body.store(out, point, (incoming - level - normal * tilt) * spread)
+        b.emit(space, body)
     return to_input, to_weight, to_bias
 
 

@@ -7,7 +7,6 @@ needs no thought. What hangs over the edge is masked, and only where it can.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import Expr, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel, wants
 from litz.ops.norm import over
 from litz.ops.registry import lowers
 
@@ -56,11 +55,6 @@ def lowest(body: Body, dtype: str) -> Val:
 
 
 _INT_NAMES = {"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8"}
-
-
-def wants(node: fx.Node, result: int) -> bool:
-    """Whether anything reads that one of the operator's results."""
-    return any(user.target is not operator.getitem or (user.args[1] == result and user.users) for user in node.users)
 
 
 # -- maximum ----------------------------------------------------------------------------------

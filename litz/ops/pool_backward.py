@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from litz.ops.pool import Spans, conjunction, inside, spread
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
+
+_FEW = 4  # windows an element may lie in that are written out one by one
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,16 @@ def _gather(
     spatial = len(windows)
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
-    places = tuple(
-        w.seeing(i, space.reduce_over(w.most)) for w, i in zip(windows, point[-spatial:], strict=True)
-    )
-    value = share(body, point, (*point[:-spatial], *places), inside(body, places, sizes))
-    body.store(out, point, over(space, body, "sum", value))
+    few = prod(w.most for w in windows) <= _FEW
+    # A few windows are written out, so that nothing is reduced and the kernel fuses as any pointwise one does.
+    choices = [[expr(k) for k in range(w.most)] if few else [space.reduce_over(w.most)] for w in windows]
+    total: Val | None = None
+    for chosen in product(*choices):
+        places = tuple(w.seeing(i, k) for w, i, k in zip(windows, point[-spatial:], chosen, strict=True))
+        value = share(body, point, (*point[:-spatial], *places), inside(body, places, sizes))
+        total = value if total is None else total + value
+    assert total is not None
+    body.store(out, point, total if few else over(space, body, "sum", total))
     b.emit(space, body)
 
 
@@ -87,6 +96,8 @@ def max_pool_backward(
     spatial = 2 if node.target is aten.max_pool2d_with_indices_backward.default else 3
     if not _measured(grad, indices):
         return NotImplemented
+    if _strided_gather(node.meta["val"], spread(stride, spatial, spread(kernel, spatial))):
+        return b.library(node, (grad, x, kernel, stride, padding, dilation, ceil_mode, indices), {})
     kernel = spread(kernel, spatial)
     steps = zip(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial), strict=True)
     windows = [_Windows(s, p, (k - 1) * d + 1) for k, s, p, d in steps]
@@ -104,6 +115,11 @@ def max_pool_backward(
 
     _gather(b, out, windows, grad.sizes[-spatial:], share)
     return out
+
+
+def _strided_gather(fake: torch.Tensor, stride: Sequence[int]) -> bool:
+    """Whether neighbours in memory are neighbours in space, and see windows at uneven distances: the library is faster."""
+    return fake.stride(-1) == 1 and fake.shape[-1] > 1 and stride[-1] > 1
 
 
 # -- average ----------------------------------------------------------------------------------

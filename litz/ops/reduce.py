@@ -1,7 +1,8 @@
 """Reductions: every one is `finish(reduce(kind, prepare(x)))` over some dimensions.
 
 In: a view and the dimensions to reduce. Out: one kernel, or two where few outputs each take in so much
-that a single kernel would leave all threads but one idle: partial results first, then the rest.
+that a single kernel would leave all threads but one idle: partial results first, then the rest. Sums down
+columns (the gradient of a bias) are two as well, for accuracy: see `row_sums.py`.
 
 Types follow eager: half precisions are added up in float32, integers and booleans in int64.
 """
@@ -21,6 +22,7 @@ from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel
 from litz.ops.norm import over, split_point
 from litz.ops.registry import lowers
+from litz.ops.row_sums import adds_rows, sum_rows
 
 aten = torch.ops.aten
 
@@ -70,6 +72,9 @@ def fold(
         use(body, kept, body.const(_IDENTITY[kind], dtype))
         b.emit(space, body)
         return
+    if kind == "sum" and is_float(dtype) and adds_rows(x, dims):
+        _fold_rows(b, x, dims, dtype, prepare, use)
+        return
     parts = parts_of(x, dims, length)
     if parts is not None:
         x, dims = _in_parts(b, x, dims, kind, dtype, prepare, *parts)
@@ -79,6 +84,19 @@ def fold(
     kept = kept_point(point, dims)
     use(body, kept, _total(space, body, x, point, kept, kind, dtype, prepare))
     b.emit(space, body)
+
+
+def _fold_rows(
+    b: Builder, x: View, dims: Sequence[int], dtype: str, prepare: Prepare | None,
+    use: Callable[[Body, Point, Val], None],
+) -> None:  # fmt: skip
+    def terms(body: Body, point: Point, mask: Val | None) -> list[Val]:
+        element = body.load(x, point, mask)
+        value = body.cast(element, dtype) if prepare is None else prepare(body, element, kept_point(point, dims))
+        # What is made of an element that is not there need not be zero.
+        return [value if mask is None or prepare is None else body.where(mask, value, 0)]
+
+    sum_rows(b, x, dims, terms, lambda body, kept, sums: use(body, kept, sums[0]))
 
 
 def _total(

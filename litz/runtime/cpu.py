@@ -21,7 +21,7 @@ from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Expr
 from litz.loop.ir import Call, Program, View
 from litz.runtime.jit import HOST_FUNCTION, Code
-from litz.schedule.memory import OUT_VARIANTS, Layout
+from litz.schedule.memory import Layout, writes_in_place
 from litz.target import Target
 
 
@@ -189,7 +189,7 @@ class _Operator:
         namespace, rest = call.target.split("::")
         name, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), name)
-        self.into_arena = call.target in OUT_VARIANTS
+        self.into_arena = writes_in_place(call)
         self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
         own = operator_of(call)._schema.arguments
         aliases = any(a.alias_info is not None for a in own)

@@ -69,7 +69,7 @@ def plan_memory(program: Program) -> Layout:
 
 def writes_in_place(call: Call) -> bool:
     """Whether the runtime can have the operator write into memory of ours."""
-    return call.target in OUT_VARIANTS
+    return call.target in OUT_VARIANTS and all(v is not None and v.dtype in DTYPES for v in call.results)
 
 
 OUT_VARIANTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}

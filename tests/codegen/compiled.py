@@ -27,7 +27,9 @@ def outputs(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def agrees(function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5, atol: float = 1e-5, **options: Any) -> Report:
+def agrees(
+    function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5, atol: float = 1e-5, **options: Any
+) -> Report:
     """Results and updated inputs as in eager, twice over: the second call finds used memory."""
     made, report = compiled(function, inputs, **options)
     for _ in range(2):

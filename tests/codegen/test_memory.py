@@ -152,7 +152,8 @@ def test_gaps_between_elements_are_left_alone() -> None:
 NUMBERS = {
     "f64": [0.0, -0.0, 1.5, -2.5, 100.0, 1e-3], "f32": [0.0, -0.0, 1.5, -2.5, 100.0, 1e-3],
     "f16": [0.0, -0.0, 1.5, -2.5, 100.0], "bf16": [0.0, -0.0, 1.5, -2.5, 100.0], "b1": [False, True],
-    "i64": [0, -1, 100, -100], "i32": [0, -1, 100, -100], "i16": [0, -1, 100, -100], "i8": [0, -1, 100, -100], "u8": [0, 1, 200],
+    "i64": [0, -1, 100, -100], "i32": [0, -1, 100, -100], "i16": [0, -1, 100, -100], "i8": [0, -1, 100, -100],
+    "u8": [0, 1, 200],
 }  # fmt: skip
 
 
@@ -180,4 +181,5 @@ def test_functions_of_other_floats(dtype: torch.dtype) -> None:
     loose = {torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     for size in (1, 17, 100):
         x = torch.randn(3, size).to(dtype)
-        agrees(lambda x: (F.gelu(x), x.softmax(-1), x.exp(), x.sigmoid(), x.sum(0), x * 2 + 1), x, rtol=loose, atol=loose)
+        agrees(lambda x: (F.gelu(x), x.softmax(-1), x.exp(), x.sigmoid()), x, rtol=loose, atol=loose)
+        agrees(lambda x: (x.sum(0), x * 2 + 1), x, rtol=loose, atol=loose)

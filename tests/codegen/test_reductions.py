@@ -70,7 +70,8 @@ def test_softmax_and_norms() -> None:
 
 def test_over_several_axes() -> None:
     x = torch.randn(3, 5, 7, 19)
-    agrees(lambda x: (x.sum((1, 3)), x.amax((0, 2)), x.sum(), x.mean((2, 3), keepdim=True), x.var((0, 1))), x, atol=1e-4)
+    agrees(lambda x: (x.sum((1, 3)), x.amax((0, 2)), x.sum(), x.var((0, 1))), x, atol=1e-4)
+    agrees(lambda x: x.mean((2, 3), keepdim=True), x)
     agrees(lambda x: (x.softmax(1), x.transpose(1, 3).softmax(-1)), x)
 
 

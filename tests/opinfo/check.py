@@ -186,16 +186,16 @@ def _referee(case: Case) -> list[Any] | None:
 
 
 def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
+    """How far each result in float64 moves when every input moves by one unit in its last place."""
     wide = case.in_double()
+    floating = any(t.is_floating_point() or t.is_complex() for t in case.tensors)
     try:
         middle = referee if referee is not None else [*(run := _eager(wide))[0], *run[1]]
         spreads: list[Any] = [None] * len(middle)
-        for sign in (1, -1):
-            inputs = [
-                w if w.dtype == n.dtype and w.dtype not in (torch.float64, torch.complex128) else judge.nudged(n, sign)
-                for w, n in zip(wide.tensors, case.tensors, strict=True)
-            ]
-            inputs = [copied(i) for i in inputs]
+        for pattern in range(judge.PATTERNS):
+            # Whole numbers move as well where there is nothing else: they are cast before they are used.
+            narrow = [t if floating else t.to(torch.float64) for t in case.tensors]
+            inputs = [copied(judge.nudged(n, w, pattern)) for w, n in zip(wide.tensors, narrow, strict=True)]
             torch.manual_seed(SEED)
             moved = [*wide.function(*inputs), *inputs]
             for position, (a, b) in enumerate(zip(middle, moved, strict=True)):

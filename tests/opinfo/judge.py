@@ -93,15 +93,16 @@ def _worst(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor, exact: to
     return text if exact is None else f"{text}, referee {exact[at].item()!r}"
 
 
-def nudged(tensor: torch.Tensor, sign: int) -> torch.Tensor:
-    """Every element moved by one unit in its last place, away from or towards zero, alternating."""
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return tensor
-    eps = torch.finfo(tensor.dtype).eps
-    step = torch.ones(tensor.shape, dtype=torch.float64).flatten()
-    step[::2] = -1
-    wide = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
-    return wide * (1 + sign * eps * step.reshape(tensor.shape))
+PATTERNS = 6
+
+
+def nudged(narrow: torch.Tensor, wide: torch.Tensor, pattern: int) -> torch.Tensor:
+    """`wide` with each element moved by one unit in the last place of `narrow`, up or down as the pattern has it."""
+    if not narrow.is_floating_point() and not narrow.is_complex():
+        return wide
+    eps = torch.finfo(narrow.dtype).eps
+    signs = torch.randint(0, 2, narrow.shape, generator=torch.Generator().manual_seed(pattern)) * 2.0 - 1
+    return narrow.detach().to(torch.complex128 if narrow.is_complex() else torch.float64) * (1 + eps * signs)
 
 
 def is_narrow(dtype: torch.dtype) -> bool:

@@ -43,16 +43,22 @@ def render(kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: M
 
 
 def vector_axis(kernel: Kernel) -> Axis | None:
-    """The axis to run across lanes: the one most accesses are contiguous along, stores counting double."""
+    """The axis to run across lanes: the one most accesses are contiguous along, stores counting double.
+
+    What is read or written once a row, and not once an element, hardly counts.
+    """
     best: tuple[float, int] | None = None
     chosen = None
     candidates = [*kernel.axes, *kernel.reduced]
+    reduced = frozenset(kernel.reduced)
     accesses = [op for op in kernel.body if isinstance(op, (Load, Store))]
     for position, axis in enumerate(candidates):
         score = 0.0
         for op in accesses:
             step = op.index.coefficient(axis)
             weight = 2.0 if isinstance(op, Store) else 1.0
+            if reduced and not op.index.axes() & reduced:
+                weight /= 16
             if step is None:
                 score -= weight
             elif step.is_int and step.int == 1:

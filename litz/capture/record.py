@@ -1,0 +1,156 @@
+"""Record the ATen operators a function runs, as an fx graph.
+
+In: a function and fake tensors. Out: a graph module; every node has its fake result in `meta["val"]` and
+the user's source line in `meta["stack_trace"]`.
+
+It sits where `make_fx`'s proxies would, below functionalisation and above fake tensors, and does only
+what this compiler needs: a tensor is known by identity, an operator is a node, and that is all.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+class Recorder(TorchDispatchMode):
+    _mode_key = torch._C._TorchDispatchModeKey.PROXY
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]):
+        super().__init__()
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.decompositions = decompositions
+        self.source: str | None = None  # the user's line that runs now
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
+
+    # -- inputs and outputs ------------------------------------------------------------------------
+    def placeholder(self, value: Any, position: int) -> None:
+        node = self.graph.placeholder(f"arg{position}")
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._know(value, node)
+
+    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+        self.graph.output([self._argument(o) for o in outputs])
+        return fx.GraphModule(self.root, self.graph)
+
+    def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    # -- operators ---------------------------------------------------------------------------------
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rewritten = self.decompositions.get(func)
+        if rewritten is not None:
+            with self:
+                result = rewritten(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func is aten.detach.default:
+            result = func(*args)
+            self._know(result, self._argument(args[0]))
+            return result
+        if torch.Tag.inplace_view in func.tags:
+            self._keep_shape(args[0])
+        operands = self._argument(args)
+        options = {k: self._argument(v) for k, v in kwargs.items()}
+        result = func(*args, **kwargs)
+        if func.namespace == "prim" or not _has_tensor(result):
+            if not func._schema.is_mutable:
+                return result
+        node = self.graph.call_function(func, operands, options)
+        node.meta["val"] = result
+        if self.source is not None:
+            node.meta["stack_trace"] = self.source
+        self._bind(result, node)
+        return result
+
+    def _bind(self, result: Any, node: fx.Node) -> None:
+        if isinstance(result, torch.Tensor):
+            self._know(result, node)
+        elif isinstance(result, (tuple, list)):
+            for position, item in enumerate(result):
+                if _has_tensor(item):
+                    part = self.graph.call_function(operator.getitem, (node, position))
+                    part.meta["val"] = item
+                    self._bind(item, part)
+
+    def _keep_shape(self, tensor: torch.Tensor) -> None:
+        """The operator changes the shape of a tensor in place: its node keeps what it was."""
+        node = self._nodes.get(id(tensor))
+        if node is not None:
+            node.meta["val"] = aten.detach.default(tensor)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            return self._constant(value) if node is None else node
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._argument(v) for v in value]) if type(value) in (tuple, list) else [self._argument(v) for v in value]
+        return value
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A tensor from outside the trace."""
+        name = f"constant_{len(self._nodes)}"
+        self.root.register_buffer(name, tensor, persistent=False)
+        node = self.graph.create_node("get_attr", name)
+        node.meta["val"] = tensor
+        self._know(tensor, node)
+        return node
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, (tuple, list)) and any(_has_tensor(v) for v in value)
+
+
+def run_with_sources(graph_module: fx.GraphModule, recorder: Recorder, args: Sequence[Any]) -> Any:
+    """Run a torch-level graph node by node, telling the recorder which line of the user's each one is."""
+    env: dict[fx.Node, Any] = {}
+    inputs = iter(args)
+    last_use = _last_uses(graph_module.graph)
+    for node in graph_module.graph.nodes:
+        recorder.source = node.meta.get("stack_trace", recorder.source)
+        if node.op == "placeholder":
+            env[node] = next(inputs)
+        elif node.op == "output":
+            return fx.node.map_arg(node.args[0], env.__getitem__)
+        elif node.op == "get_attr":
+            value: Any = graph_module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            env[node] = value
+        else:
+            given = fx.node.map_arg(node.args, env.__getitem__)
+            named = fx.node.map_arg(node.kwargs, env.__getitem__)
+            if node.op == "call_function":
+                env[node] = node.target(*given, **named)
+            elif node.op == "call_method":
+                env[node] = getattr(given[0], node.target)(*given[1:], **named)
+            else:
+                env[node] = graph_module.get_submodule(node.target)(*given, **named)
+        for dead in last_use.get(node, ()):
+            del env[dead]
+    return None
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    seen: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                found.setdefault(node, []).append(used)
+    return found

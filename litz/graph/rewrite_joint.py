@@ -1,0 +1,27 @@
+"""Rewriting the joint graph: forward and backward in one, or the forward alone in inference.
+
+In: a `Joint`. Out: the same one, its graph rewritten in place: constants folded, the user's rules and then
+the built-in ones applied until none holds, equal calls merged.
+"""
+
+from __future__ import annotations
+
+from litz.context import Context
+from litz.graph.cse import merge_equal_calls
+from litz.graph.rewrite import apply_rules
+from litz.graph.rules import JOINT
+from litz.graph.rules.constants import fold_constants
+from litz.graph.signature import Joint
+
+
+def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
+    rules = tuple(ctx.options.rules) + JOINT
+    # Rules first: a mask that is folded to a stored tensor is still proved, but folding it would be wasted.
+    apply_rules(joint.graph, rules, ctx, recompile=False)
+    if fold_constants(joint.graph, ctx):
+        apply_rules(joint.graph, rules, ctx, recompile=False)
+    merge_equal_calls(joint.graph, ctx)
+    if ctx.options.verify:
+        joint.graph.graph.lint()
+    joint.graph.recompile()
+    return joint

@@ -1,0 +1,21 @@
+"""Rewriting after the split: what only one side shows.
+
+In: the graph of a forward, a backward, or an inference. Out: the same one, cleaned in place: views, casts
+and copies that partitioning left, equal calls, dead code.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from litz.context import Context
+from litz.graph.cse import merge_equal_calls
+from litz.graph.rewrite import apply_rules
+from litz.graph.rules import POST_GRAD
+
+
+def rewrite_post_grad(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
+    apply_rules(graph, POST_GRAD, ctx, recompile=False)
+    merge_equal_calls(graph, ctx)
+    graph.recompile()
+    return graph

@@ -1,0 +1,69 @@
+"""Constants: parts of a graph that depend on no input are computed at compile time.
+
+In: a graph module. Out: the same, where such a part became one `full` (if all its elements are equal) or one
+stored tensor (if it is small). What feeds only other constants disappears with them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from litz.context import Context
+from litz.graph.editor import Editor
+from litz.graph.uniform import Constants
+
+aten = torch.ops.aten
+
+MAX_ELEMENTS = 1 << 18  # of a stored constant: beyond that, computing it anew is cheaper than its memory
+_CREATORS = {
+    aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.zeros.default,
+    aten.ones.default, aten.scalar_tensor.default, aten.empty.memory_format,
+}  # fmt: skip
+
+
+def fold_constants(graph_module: fx.GraphModule, ctx: Context) -> int:
+    """Folds in place; how many nodes were replaced."""
+    constants, editor = Constants(graph_module), Editor(graph_module)
+    known: dict[fx.Node, bool] = {}
+    for node in graph_module.graph.nodes:
+        known[node] = _is_constant(node, constants)
+    folded = 0
+    for node in list(graph_module.graph.nodes):
+        if not known.get(node) or node._erased or node.target in _CREATORS or node.op == "get_attr":
+            continue
+        if node.users and all(known.get(user) for user in node.users):
+            continue
+        if any(user.op == "output" for user in node.users):
+            # The user would receive the stored tensor itself, and could write to it.
+            continue
+        if not ctx.spend(f"fold_constants at {node.name}"):
+            return folded
+        _fold(node, constants, editor)
+        ctx.fired("fold_constants", __file__, fold_constants.__code__.co_firstlineno)
+        folded += 1
+    return folded
+
+
+def _is_constant(node: fx.Node, constants: Constants) -> bool:
+    value = node.meta.get("val")
+    if node.op not in ("call_function", "get_attr") or not isinstance(value, torch.Tensor):
+        return False
+    if value.numel() > MAX_ELEMENTS or value.numel() == 0:
+        return False
+    return constants.compact(node) is not None
+
+
+def _fold(node: fx.Node, constants: Constants, editor: Editor) -> None:
+    value = node.meta["val"]
+    whole = constants.whole(node)
+    assert whole is not None
+    number = constants.uniform(node)
+    if number is not None:
+        kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+        new = editor.call(aten.full.default, (list(value.shape), number), kwargs, node, node)
+    else:
+        stored = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype)
+        stored.copy_(whole)
+        new = editor.constant(stored.to(value.device), node, node)
+    editor.replace(node, new, fresh=True)

@@ -1,0 +1,38 @@
+"""Operators that tracing takes apart into others, which have lowerings.
+
+In: torch's table of decompositions. Out: the part of it that Litz wants: operators without a lowering of their own
+whose parts are generated, in as good a precision (the operator sweep says so). Heavy operators stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from litz.ops.registry import LOWERINGS
+
+_NAMES = (
+    "_chunk_cat", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "addr", "as_strided_copy", "as_strided_scatter",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "block_diag", "bucketize", "col2im", "dist", "im2col",
+    "isin", "ldexp", "linalg_cross", "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward",
+    "mvlgamma", "nll_loss2d_forward", "norm", "renorm", "rot90", "soft_margin_loss", "special_entr", "special_log_ndtr",
+    "special_xlog1py", "trace", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """Built on the first compile; torch has its own table loaded by then."""
+    from torch._decomp import decomposition_table
+
+    found = {}
+    for name in _NAMES:
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            operator = getattr(packet, overload)
+            if operator in decomposition_table and operator not in LOWERINGS and "out" not in overload:
+                found[operator] = decomposition_table[operator]
+    return found
