@@ -19,14 +19,21 @@ if TYPE_CHECKING:
         LoweringError,
         OptionError,
         ParseError,
+        RuleError,
         UnsupportedPlatform,
         VerifyError,
     )
+    from litz.debug.explain_match import explain_match
     from litz.frontdoor import compile
+    from litz.graph.replacement import register_replacement
+    from litz.graph.rewrite import rule
     from litz.options import Options
 
 _HOME = {
     "compile": "litz.frontdoor",
+    "explain_match": "litz.debug.explain_match",
+    "register_replacement": "litz.graph.replacement",
+    "rule": "litz.graph.rewrite",
     "last_report": "litz.context",
     "Report": "litz.context",
     "Options": "litz.options",
@@ -37,6 +44,7 @@ _HOME = {
     "LoweringError": "litz.errors",
     "VerifyError": "litz.errors",
     "ParseError": "litz.errors",
+    "RuleError": "litz.errors",
     "CompileError": "litz.errors",
     "CallError": "litz.errors",
 }
@@ -51,11 +59,15 @@ __all__ = [
     "Options",
     "ParseError",
     "Report",
+    "RuleError",
     "UnsupportedPlatform",
     "VerifyError",
     "__version__",
     "compile",
+    "explain_match",
     "last_report",
+    "register_replacement",
+    "rule",
 ]
 
 

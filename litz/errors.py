@@ -62,6 +62,10 @@ class CaptureError(LitzError, RuntimeError):
     """The user's program could not be turned into a functional graph."""
 
 
+class RuleError(LitzError, ValueError):
+    """A rewrite rule that cannot be right: its replacement differs from what it replaces."""
+
+
 class LoweringError(LitzError, RuntimeError):
     """A graph node could not be turned into loops."""
 

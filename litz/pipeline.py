@@ -65,12 +65,16 @@ def compile_graph(graph: fx.GraphModule, ctx: Context) -> Executable:
     layout = run("plan_memory", ctx, plan_memory, program)
     rendering = run("render", ctx, render, program, layout, ctx)
     executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
-    ctx.built.append(Built(rendering.launches, rendering.kernels, Counter(c.target for c in program.calls), layout.size))
+    ctx.built.append(
+        Built(rendering.launches, rendering.kernels, Counter(c.target for c in program.calls), layout.size)
+    )
     set_last_report(ctx.report())
     return executable
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool) -> Joint:
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool
+) -> Joint:
     """The trace with convolutions channels last, if eager's output strides are known and nothing objects."""
     own = decompositions() | dict(ctx.options.decompositions or {})
     if output_strides is not None:

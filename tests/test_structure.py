@@ -29,7 +29,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What ties the layers together, and what looks at all of them.
 FREE = {"pipeline", "debug", "cli", "frontdoor", "__init__"}
-FREE_FILES = {"capture/backend.py"}
+FREE_FILES = {"capture/backend.py", "capture/direct.py"}
 # Litz implements these anew.
 FORBIDDEN = (
     "torch._inductor",

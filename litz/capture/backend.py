@@ -37,7 +37,7 @@ def litz(
         return graph_module.forward
     if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in example_inputs):
         return PerSize(graph_module, chosen)
-    return _compile(graph_module, example_inputs, _eager_strides(graph_module), chosen)
+    return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen)
 
 
 def _context(options: Options, note: str | None = None) -> Context:
@@ -47,16 +47,19 @@ def _context(options: Options, note: str | None = None) -> Context:
     return ctx
 
 
-def _compile(graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Strides, options: Options) -> Callable[..., Any]:
+def compile_or_leave(
+    function: Callable[..., Any], inputs: Sequence[Any], strides: Strides, options: Options
+) -> Callable[..., Any]:
+    """The function compiled, or, where it cannot be traced, itself and a note that says so."""
     ctx = _context(options)
     try:
-        return compile_function(graph_module.forward, inputs, strides, ctx, _needs_grad(inputs))
+        return compile_function(function, inputs, strides, ctx, _needs_grad(inputs))
     except CaptureError as error:
         # What cannot be traced still runs, as the user wrote it.
         ctx.note(f"left to eager: {error}")
         _warn_once(f"a graph could not be traced and runs in eager: {error}")
         set_last_report(ctx.report())
-        return graph_module.forward
+        return function
 
 
 def _needs_grad(inputs: Sequence[Any]) -> bool:
@@ -77,7 +80,7 @@ class PerSize:
         )
         found = self.compiled.get(key)
         if found is None:
-            found = _compile(self.graph_module, args, None, self.options)
+            found = compile_or_leave(self.graph_module.forward, args, None, self.options)
             self.compiled[key] = found
         return found(*args)
 
@@ -123,4 +126,4 @@ def _warn_once(reason: str) -> None:
         warnings.warn(f"litz: {reason}", stacklevel=3)
 
 
-__all__ = ["PerSize", "litz"]
+__all__ = ["PerSize", "compile_or_leave", "litz"]

@@ -91,7 +91,15 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
         workspace = max(workspace, kernel.workspace * threads)
         writer.release(_dead(held, at))
     close()
-    return Rendering(module.text(), tuple(plan), slots, launches, len(built), workspace, tuple((t.name, microkernel.text(t)) for t in tiles))
+    return Rendering(
+        module.text(),
+        tuple(plan),
+        slots,
+        launches,
+        len(built),
+        workspace,
+        tuple((t.name, microkernel.text(t)) for t in tiles),
+    )
 
 
 def _slots(program: Program, native: frozenset[str]) -> dict[str, int]:
@@ -116,9 +124,7 @@ def _anonymous(kernel: Kernel, buffers: dict[str, Buffer]) -> tuple[tuple, tuple
     """The kernel with its buffers numbered, so that equal work on other buffers is the same value."""
     order = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
     number = {b: f"b{i}" for i, b in enumerate(order)}
-    body = tuple(
-        replace(op, buffer=number[op.buffer]) if isinstance(op, (Load, Store)) else op for op in kernel.body
-    )
+    body = tuple(replace(op, buffer=number[op.buffer]) if isinstance(op, (Load, Store)) else op for op in kernel.body)
     types = tuple((buffers[b].dtype, buffers[b].size) for b in order)
     return (kernel.axes, kernel.reduced, body, types), order, replace(kernel, body=body)
 

@@ -29,7 +29,14 @@ def channels_last_convolution(target: Target) -> dict[Any, Any]:
 
 
 def _wanted(
-    x: torch.Tensor, weight: torch.Tensor, padding: Any, lanes: int, dilation: Any, transposed: bool, output_padding: Any, groups: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Any,
+    lanes: int,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
 ) -> bool:
     if transposed or x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu":
         return False

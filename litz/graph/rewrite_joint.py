@@ -16,7 +16,9 @@ from litz.graph.signature import Joint
 
 def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
     rules = tuple(ctx.options.rules) + JOINT
-    # Rules first: a mask that is folded to a stored tensor is still proved, but folding it would be wasted.
+    # Equal calls first: what the layers share is then looked at once.
+    merge_equal_calls(joint.graph, ctx)
+    # Rules before folding: a mask that is folded to a stored tensor is still proved, but folding it would be wasted.
     apply_rules(joint.graph, rules, ctx, recompile=False)
     if fold_constants(joint.graph, ctx):
         apply_rules(joint.graph, rules, ctx, recompile=False)

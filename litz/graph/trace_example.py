@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
@@ -33,7 +34,8 @@ def trace_example(function: Callable[..., Any], values: Sequence[Any], mode: Fak
         return function(*(next(supply) if isinstance(v, torch.Tensor) else v for v in values))
 
     fakes = [_fake(t, mode) for t in tensors]
-    with mode, torch.no_grad():
+    # Its code is never run, so it need not be written.
+    with mode, torch.no_grad(), _use_lazy_graph_module(True):
         traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*fakes)
     return _cleaned(traced)
 
@@ -62,7 +64,7 @@ def joint(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorM
             grads = torch.autograd.grad([o for o, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
         return [r.detach() for r in results] + [g for g in grads if g is not None]
 
-    with mode:
+    with mode, _use_lazy_graph_module(True):
         return _cleaned(make_fx(both)(*tensors, *tangents))
 
 
@@ -87,7 +89,7 @@ def jvp(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMod
         results, derivatives = torch.func.jvp(of_moving, tuple(inputs[p] for p in moving), tuple(rates))
         return [*results, *derivatives]
 
-    with mode:
+    with mode, _use_lazy_graph_module(True):
         return _cleaned(make_fx(dual)(*tensors, *tangents))
 
 

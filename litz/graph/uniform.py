@@ -11,6 +11,7 @@ Nodes are evaluated only when asked for, with real torch operators, within a bou
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,12 +44,15 @@ _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 _ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}
 _AND = {aten.bitwise_and.Tensor, aten.logical_and.default}
 _OR = {aten.bitwise_or.Tensor, aten.logical_or.default}
+# Operators that can be known although an operand is not.
+_DECIDING = _FILLED.keys() | _ZEROS | _ONES | _AND | _OR | {aten.where.self}
 
 
 class Constants:
     def __init__(self, graph_module: fx.GraphModule):
         self.graph_module = graph_module
         self._known: dict[fx.Node, torch.Tensor | None] = {}
+        self.proofs: dict[Any, Any] = {}  # what rules have found out about constants, by keys of their own
 
     def forget(self) -> None:
         """Called before each round of rewriting: what was unknown may be known now. What was known stays true."""
@@ -95,6 +99,11 @@ class Constants:
             return self._attribute(node)
         if not _worth_entering(node):
             return None
+        if node.target not in _DECIDING:
+            # Most nodes of a program end here: an operand is unknown. Indices may be, if the data are all alike.
+            needed = node.all_input_nodes[:1] if node.target in _SELECTING else node.all_input_nodes
+            if any(self._known.get(operand) is None for operand in needed):
+                return None
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 return self._call(node, fake)
@@ -186,9 +195,12 @@ class Constants:
 
 
 def _worth_entering(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    return is_pure(node.target) and torch.Tag.nondeterministic_bitwise not in node.target.tags  # type: ignore[union-attr]
+    return node.op == "call_function" and node.target is not operator.getitem and _is_exact(node.target)
+
+
+@lru_cache(maxsize=None)
+def _is_exact(target: Any) -> bool:
+    return is_pure(target) and torch.Tag.nondeterministic_bitwise not in target.tags
 
 
 def _bytes(shape: Any, fake: torch.Tensor) -> int:

@@ -31,8 +31,9 @@ def contraction(kernel: Kernel) -> Contraction | None:
     product = values[reduces[0].value]
     if not isinstance(product, Apply) or product.op != "mul":
         return None
-    factors = [values[a] for a in product.args]
-    if len(factors) != 2 or not all(isinstance(f, Load) and f.dtype == "f32" for f in factors):
+    found = [values[a] for a in product.args]
+    factors = [f for f in found if isinstance(f, Load) and f.dtype == "f32"]
+    if len(factors) != 2:
         return None
     own = [_axes_of(f, values) for f in factors]
     parallel = set(kernel.axes)
@@ -42,18 +43,18 @@ def contraction(kernel: Kernel) -> Contraction | None:
         return None
     contiguous = _unit_axis(kernel)
     right = 0 if contiguous in sides[0] else 1
-    if factors[right].mask is not None and factors[1 - right].mask is None:  # type: ignore[union-attr]
+    if factors[right].mask is not None and factors[1 - right].mask is None:
         right = 1 - right
     if len(sides[right]) > 1 and len(sides[1 - right]) == 1:
         right = 1 - right  # columns are counted along one axis
-    if len(sides[right]) > 1 or factors[right].mask is not None:  # type: ignore[union-attr]
+    if len(sides[right]) > 1 or factors[right].mask is not None:
         return None
 
     def ordered(axes: set[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in kernel.axes if a in axes)
 
     return Contraction(
-        reduces[0], product, factors[1 - right], factors[right],  # type: ignore[arg-type]
+        reduces[0], product, factors[1 - right], factors[right],
         ordered(batch), ordered(sides[1 - right]), ordered(sides[right]),
     )  # fmt: skip
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
-from typing import Union
+from typing import Any, ClassVar, Union
 
 
 class Atom:
     """What cannot be taken apart: an `Axis`, a `Size`, a `Value`, a `FloorDiv` or a `Mod`."""
 
-    __slots__ = ("key", "_hash")
+    __slots__ = ("_hash", "key")
     key: tuple
+    _hash: int
 
     def __hash__(self) -> int:
         return self._hash
@@ -107,6 +108,7 @@ class Mod(Atom):
 
 
 Monomial = tuple[Atom, ...]
+Bounds = tuple[Union[int, None], Union[int, None]]
 ExprLike = Union["Expr", Atom, int]
 
 _RANK = {"size": 0, "axis": 1, "value": 2, "div": 3, "mod": 4}
@@ -120,8 +122,10 @@ class Expr:
     """A polynomial: `terms` maps each product of atoms (sorted) to its non-zero coefficient."""
 
     __slots__ = ("terms", "_hash", "_bounds")
-    _interned: dict[tuple, Expr] = {}
+    _interned: ClassVar[dict[tuple, Expr]] = {}
     terms: tuple[tuple[Monomial, int], ...]
+    _hash: int
+    _bounds: Bounds | None
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
         found = cls._interned.get(terms)
@@ -221,7 +225,7 @@ class Expr:
         return {a for a in self.atoms() if isinstance(a, Value)}
 
     def coefficient(self, axis: Axis) -> Expr | None:
-        """`c` when the expression is `c*axis + rest` with `axis` nowhere in `rest`; None when it is not linear in it."""
+        """`c` when the expression is `c*axis + rest` with no `axis` in `rest`; None when it is not linear in it."""
         found = ZERO
         for monomial, c in self.terms:
             if axis in monomial:
@@ -234,13 +238,13 @@ class Expr:
                 return None
         return found
 
-    def bounds(self) -> tuple[int | None, int | None]:
+    def bounds(self) -> Bounds:
         """Inclusive lower and upper bound; None where it is not known."""
         if self._bounds is None:
             self._bounds = _bounds(self)
         return self._bounds
 
-    def substitute(self, mapping: Mapping[Atom, ExprLike]) -> Expr:
+    def substitute(self, mapping: Mapping[Any, Any]) -> Expr:
         """Every atom in `mapping` replaced, and the result simplified again."""
         if not mapping:
             return self

@@ -10,7 +10,7 @@ Buffers are flat: an index is an offset in elements. Views exist only as index a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -94,7 +94,8 @@ class Store:
     value: str
 
 
-Op = Union[Load, Const, Index, Apply, Check, Reduce, Store]
+Definition = Union[Load, Const, Index, Apply, Check, Reduce]  # what gives a value a name
+Op = Union[Definition, Store]
 
 
 def operands(op: Op) -> tuple[str, ...]:
@@ -111,6 +112,19 @@ def operands(op: Op) -> tuple[str, ...]:
     if isinstance(op, Index):
         return tuple(sorted(v.name for v in op.expr.values()))
     return ()
+
+
+def definitions_for(body: tuple[Op, ...], sinks: Iterable[Op], known: Container[str] = ()) -> list[Definition]:
+    """The definitions that `sinks` rest on, in order; what rests only on values in `known` is left out with them."""
+    made = {op.name: op for op in body if not isinstance(op, Store)}
+    wanted: set[str] = set()
+    todo = [name for op in sinks for name in operands(op)]
+    while todo:
+        name = todo.pop()
+        if name not in wanted and name not in known:
+            wanted.add(name)
+            todo.extend(operands(made[name]))
+    return [op for op in body if not isinstance(op, Store) and op.name in wanted]
 
 
 @dataclass(frozen=True)
@@ -214,6 +228,6 @@ class Program:
 
 
 __all__ = [
-    "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Expr", "Index", "Kernel", "Load",
-    "Op", "Program", "Reduce", "Step", "Store", "Value", "View", "operands", "views",
+    "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr", "Index", "Kernel",
+    "Load", "Op", "Program", "Reduce", "Step", "Store", "Value", "View", "definitions_for", "operands", "views",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ _ALL_INT = ("int", "uint")
 
 
 def _each(spelling: str, *kinds: str) -> dict[str, str]:
-    return {kind: spelling for kind in kinds}
+    return dict.fromkeys(kinds, spelling)
 
 
 def _arith(float_op: str, int_op: str) -> dict[str, str]:

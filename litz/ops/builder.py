@@ -259,7 +259,9 @@ class Builder:
             return
         name = self.name_of(self.node)
         self.steps.append(
-            Kernel(f"{name}_{len(self.steps)}", tuple(space.parallel), tuple(space.reduced), tuple(body.ops), self.origin())
+            Kernel(
+                f"{name}_{len(self.steps)}", tuple(space.parallel), tuple(space.reduced), tuple(body.ops), self.origin()
+            )
         )
 
     def pointwise(self, fake: torch.Tensor, formula: Callable[[Body, Point], Val], out: View | None = None) -> View:
@@ -297,7 +299,16 @@ class Builder:
         )
         name = target.name()
         self.steps.append(
-            Call(f"c{len(self.steps)}", name, freeze(args), freeze(tuple(kwargs.items())), tuple(results), mutates, why, self.origin())
+            Call(
+                f"c{len(self.steps)}",
+                name,
+                freeze(args),
+                freeze(tuple(kwargs.items())),
+                tuple(results),
+                mutates,
+                why,
+                self.origin(),
+            )
         )
         if several:
             return tuple(results)

@@ -23,7 +23,17 @@ def convolution(
     b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Any:  # fmt: skip
-    library = (x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+    library = (
+        x,
+        weight,
+        bias,
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        transposed,
+        tuple(output_padding),
+        groups,
+    )
     spatial = len(x.sizes) - 2
     if transposed or spatial < 1 or not all(s.is_int for s in (*x.sizes, *weight.sizes)):
         return b.library(node, library, {})

@@ -55,7 +55,14 @@ aten = torch.ops.aten
 # Views by another name: the result shares the argument's memory although the schema does not say so.
 _ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 # In-place changes of shape, which operators leave on tensors of their own making: views as well.
-_RESHAPED = {aten.as_strided_.default, aten.squeeze_.default, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default}
+_RESHAPED = {
+    aten.as_strided_.default,
+    aten.squeeze_.default,
+    aten.squeeze_.dim,
+    aten.unsqueeze_.default,
+    aten.t_.default,
+    aten.transpose_.default,
+}
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,6 @@ _BINARY = {
     "copysign": (aten.copysign.Tensor, aten.copysign.Scalar),
     "max": (aten.maximum.default,), "min": (aten.minimum.default,),
     "mul": (aten.mul.Tensor, aten.mul.Scalar), "div": (aten.div.Tensor, aten.div.Scalar),
-    "remainder": (aten.remainder.Tensor, aten.remainder.Scalar), "fmod": (aten.fmod.Tensor, aten.fmod.Scalar),
-    "floor_div": (aten.floor_divide.default,),
     "and": (aten.bitwise_and.Tensor, aten.bitwise_and.Scalar), "or": (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar),
     "xor": (aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar),
     "shl": (
@@ -93,6 +91,28 @@ for _name, _targets in _BINARY.items():
         return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
 
     lowers(*_targets)(_binary)
+
+# -- division with a remainder ----------------------------------------------------------------
+def divisor(body: Body, v: Val) -> Val:
+    """`v` as the divisor of whole numbers: a zero among them is an error, as in eager."""
+    if is_float(v.dtype) or v.dtype == "b1":
+        return v
+    zero = body.position(v.eq(0), 1, wrap=False)
+    return v + body.cast(body.index(zero), v.dtype)  # adds nothing, and keeps the check alive
+
+
+_DIVISION = {
+    "remainder": (aten.remainder.Tensor, aten.remainder.Scalar), "fmod": (aten.fmod.Tensor, aten.fmod.Scalar),
+    "floor_div": (aten.floor_divide.default, aten.floor_divide.Scalar),
+}  # fmt: skip
+for _name, _targets in _DIVISION.items():
+
+    def _division(b: Builder, node: fx.Node, x: Any, y: Any, _op: str = _name) -> Any:
+        if not isinstance(y, View) and y != 0:
+            return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, divisor(body, v)), x, y)
+
+    lowers(*_targets)(_division)
 
 _COMPARE = {
     "eq": (aten.eq.Tensor, aten.eq.Scalar), "ne": (aten.ne.Tensor, aten.ne.Scalar),
@@ -136,9 +156,9 @@ def div_mode(b: Builder, node: fx.Node, x: Any, y: Any, rounding_mode: str | Non
         if rounding_mode is None:
             return u / v
         if rounding_mode == "floor":
-            return body.apply("floor_div", u, v)
+            return body.apply("floor_div", u, divisor(body, v))
         if not is_float(u.dtype):
-            return body.apply("trunc_div", u, v)
+            return body.apply("trunc_div", u, divisor(body, v))
         # As eager: a half-precision quotient is rounded before it is cut, and may round up to a whole number.
         return body.apply("trunc", body.cast(body.cast(u / v, rounded), u.dtype))
 

@@ -12,7 +12,7 @@ LOWERINGS: dict[torch._ops.OpOverload, Lowering] = {}
 
 
 def lowers(*targets: torch._ops.OpOverload | None) -> Callable[[Lowering], Lowering]:
-    """Register a lowering `f(builder, node, *args, **kwargs)`; it may return NotImplemented to have the operator called.
+    """Register a lowering `f(builder, node, *args, **kwargs)`; NotImplemented from it has the operator called.
 
     An operator that this version of torch does not have is given as None and skipped.
     """

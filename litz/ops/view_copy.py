@@ -163,3 +163,9 @@ def glu(b: Builder, node: fx.Node, x: View, dim: int = -1) -> View:
         return body.cast(body.load(x, point), dtype) * body.apply("sigmoid", body.cast(body.load(x, gate), dtype))
 
     return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.broadcast_tensors.default)
+def broadcast_tensors(b: Builder, node: fx.Node, tensors: Sequence[View]) -> Any:
+    """Windows on the arguments: a dimension that is repeated has stride 0."""
+    return tuple(b.window(x, fake) for x, fake in zip(tensors, node.meta["val"], strict=True))

@@ -28,7 +28,17 @@ from litz.target import Target
 class Frame:
     """What one call in flight owns."""
 
-    __slots__ = ("arena", "error", "error_address", "slots", "slots_address", "tensors", "views", "workspace", "workspace_address")
+    __slots__ = (
+        "arena",
+        "error",
+        "error_address",
+        "slots",
+        "slots_address",
+        "tensors",
+        "views",
+        "workspace",
+        "workspace_address",
+    )
 
     def __init__(self, executable: Executable):
         self.arena = torch.empty(executable.layout.size + 64, dtype=torch.uint8)
@@ -181,6 +191,15 @@ class Executable:
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
 
 
+def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
+
+
+# Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
+# one number at a time and a contiguous one in blocks.
+_AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
+
+
 class _Operator:
     """An operator called as it is, from Python."""
 
@@ -191,6 +210,7 @@ class _Operator:
         packet = getattr(getattr(torch.ops, namespace), name)
         self.into_arena = writes_in_place(call)
         self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
+        self.function = _AS_EAGER.get(call.target, self.function)
         own = operator_of(call)._schema.arguments
         aliases = any(a.alias_info is not None for a in own)
         # A result that may be a window on arena memory is copied: the arena does not know of it.
@@ -214,11 +234,15 @@ class _Operator:
 
     def _hold(self, frame: Frame, expected: View, tensor: torch.Tensor) -> None:
         if tuple(tensor.shape) != _ints(expected.sizes):
-            raise CallError(
-                f"{self.call.target} returned a tensor of shape {tuple(tensor.shape)} where {_ints(expected.sizes)} was traced"
-            )
+            traced = _ints(expected.sizes)
+            raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {traced} was traced")
         dtype = _dtype(expected)
-        if self.copies or tensor.dtype != dtype or tensor.stride() != _ints(expected.strides) or tensor.storage_offset() != 0:
+        if (
+            self.copies
+            or tensor.dtype != dtype
+            or tensor.stride() != _ints(expected.strides)
+            or tensor.storage_offset() != 0
+        ):
             laid_out = torch.empty_strided(_ints(expected.sizes), _ints(expected.strides), dtype=dtype)
             tensor = laid_out.copy_(tensor)
         frame.tensors[expected.buffer] = tensor
@@ -236,7 +260,9 @@ class _Operator:
 
 def _dtype(view: View) -> torch.dtype:
     """Of the window as it was traced, which may be one that only called operators know."""
-    return getattr(torch, view.dtype.removeprefix("torch.")) if view.dtype.startswith("torch.") else to_torch(view.dtype)
+    return (
+        getattr(torch, view.dtype.removeprefix("torch.")) if view.dtype.startswith("torch.") else to_torch(view.dtype)
+    )
 
 
 def _ints(values: Sequence[Expr]) -> tuple[int, ...]:

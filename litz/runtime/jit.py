@@ -30,7 +30,9 @@ def _llvm() -> Any:
 def _target_machine(cpu: str, features: str) -> Any:
     """A new one each time: the engine it is given to owns it from then on."""
     llvm = _llvm()
-    return llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2, codemodel="jitdefault")
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=2, codemodel="jitdefault"
+    )
 
 
 class Code:

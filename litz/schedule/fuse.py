@@ -127,9 +127,7 @@ class _Graph:
 
     def _may_join(self, first: Node, last: Node) -> bool:
         """Whether nothing that depends on `first` must run before `last`."""
-        return not any(
-            other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before
-        )
+        return not any(other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before)
 
     def _replace(self, first: Node, last: Node, merged: Kernel) -> None:
         del self.nodes[last.id]

@@ -92,7 +92,12 @@ def _in_place(program: Program, dies: dict[str, int], temps: set[str]) -> dict[s
             if result not in temps:
                 continue
             for argument in step.reads:
-                if argument in temps and argument not in claimed and dies[argument] == at and _same_places(program, step, argument, result):
+                if (
+                    argument in temps
+                    and argument not in claimed
+                    and dies[argument] == at
+                    and _same_places(program, step, argument, result)
+                ):
                     found[result] = argument
                     claimed.add(argument)
                     break

@@ -63,7 +63,12 @@ def _index_of(kernel: Kernel, buffer: str) -> Expr | None:
 
 
 def solve(
-    own: Expr, axes: tuple[Axis, ...], reduced: tuple[Axis, ...], place: Expr, space: tuple[Axis, ...], space_reduced: tuple[Axis, ...]
+    own: Expr,
+    axes: tuple[Axis, ...],
+    reduced: tuple[Axis, ...],
+    place: Expr,
+    space: tuple[Axis, ...],
+    space_reduced: tuple[Axis, ...],
 ) -> dict[Axis, Expr] | None:
     """Each of `axes` and `reduced` in terms of `space` and `space_reduced`, such that `own` becomes `place`."""
     digits = _digits(own, (*axes, *reduced))
@@ -188,7 +193,9 @@ class _Joined:
         self.loaded: dict[str, set[Expr]] = {}
         self._seen: dict[tuple, str] = {}
 
-    def extend(self, body: Iterable[Op], moved: Mapping[Axis, Expr], known: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    def extend(
+        self, body: Iterable[Op], moved: Mapping[Axis, Expr], known: Mapping[str, str] | None = None
+    ) -> dict[str, str] | None:
         """Append `body` with its axes replaced; what each of its values is called now, or None if it cannot be.
 
         `known` names values that exist already: their operators are not appended.

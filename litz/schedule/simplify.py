@@ -19,9 +19,7 @@ def mark_outputs(program: Program) -> Program:
 
 def merge_axes(program: Program) -> Program:
     """Neighbouring axes that every index walks as one become one: longer vectors, fewer divisions."""
-    return replace(
-        program, steps=tuple(merge_kernel_axes(s) if isinstance(s, Kernel) else s for s in program.steps)
-    )
+    return replace(program, steps=tuple(merge_kernel_axes(s) if isinstance(s, Kernel) else s for s in program.steps))
 
 
 def merge_kernel_axes(kernel: Kernel) -> Kernel:

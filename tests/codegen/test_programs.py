@@ -19,7 +19,7 @@ from litz.target import Target, detect
 from tests.codegen.native import run
 from tests.strategies import EXACT, arguments, programs
 
-DRAWN = settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+DRAWN = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 INEXACT = (*EXACT, "exp", "tanh", "sigmoid", "erf", "div", "sqrt", "floor_div", "remainder")
 
 

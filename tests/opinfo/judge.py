@@ -101,7 +101,8 @@ def nudged(narrow: torch.Tensor, wide: torch.Tensor, pattern: int) -> torch.Tens
     if not narrow.is_floating_point() and not narrow.is_complex():
         return wide
     eps = torch.finfo(narrow.dtype).eps
-    signs = torch.randint(0, 2, narrow.shape, generator=torch.Generator().manual_seed(pattern)) * 2.0 - 1
+    draw = torch.randint(0, 2, narrow.shape, generator=torch.Generator().manual_seed(pattern))
+    signs = 2 * draw.to(torch.float64) - 1
     return narrow.detach().to(torch.complex128 if narrow.is_complex() else torch.float64) * (1 + eps * signs)
 
 

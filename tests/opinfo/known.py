@@ -10,4 +10,10 @@ UNINITIALISED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 }  # fmt: skip
 
+# The CUDA just-in-time kernels.
+NOT_ON_CPU = {
+    "jiterator_2inputs_2outputs", "jiterator_4inputs_with_extra_args", "jiterator_binary",
+    "jiterator_binary_return_by_ref", "jiterator_unary",
+}  # fmt: skip
+
 DISAGREE: dict[str, str] = {}

@@ -215,18 +215,21 @@ def _adaptive(x, sizes):
 
 
 def _max_pool3d(x):
-    values, places = aten.max_pool3d_with_indices(x, [2, 2, 2])
-    return aten.max_pool3d_with_indices_backward(values, x, [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, places)
+    values, places = aten.max_pool3d_with_indices(x, [2, 2, 2], [2, 2, 1])
+    return aten.max_pool3d_with_indices_backward(values, x, [2, 2, 2], [2, 2, 1], [0, 0, 0], [1, 1, 1], False, places)
 
 
+_MAX_POOL = "aten::max_pool2d_with_indices_backward"
 POOLS = [
-    case("max_pool", lambda x: _max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False), IMAGE),
+    case("max_pool", lambda x: _max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False), LAST),
+    # Strides along the contiguous dimension would be gathers: the library's.
+    case("max_pool-rows", lambda x: _max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], False), IMAGE, calls=(_MAX_POOL,)),
     case("max_pool-resnet", lambda x: _max_pool(x, [3, 3], [2, 2], [1, 1], [1, 1], False), LAST),
     case("max_pool-overlap", lambda x: _max_pool(x, [3, 3], [1, 1], [1, 1], [1, 1], False), IMAGE),
     case("max_pool-dilated", lambda x: _max_pool(x, [3, 2], [2, 1], [1, 0], [2, 3], True), IMAGE),
-    case("max_pool-gaps", lambda x: _max_pool(x, [1, 2], [3, 3], [0, 0], [1, 1], False), IMAGE),
+    case("max_pool-gaps", lambda x: _max_pool(x, [1, 2], [3, 3], [0, 0], [1, 1], False), LAST),
     case("max_pool-bf16", lambda x: _max_pool(x, [3, 3], [2, 2], [1, 1], [1, 1], False), LAST.bfloat16(), rtol=2e-2, atol=2e-2),
-    case("max_pool-no-batch", lambda x: _max_pool(x[0], [2, 2], [2, 2], [0, 0], [1, 1], False), IMAGE),
+    case("max_pool-no-batch", lambda x: _max_pool(x[0], [3, 3], [1, 1], [1, 1], [1, 1], False), IMAGE),
     case("max_pool-3d", _max_pool3d, torch.randn(1, 2, 4, 5, 6)),
     case("avg_pool", lambda x: _avg_pool(x, [2, 2], [2, 2], [0, 0]), IMAGE),
     case("avg_pool-overlap", lambda x: _avg_pool(x, [3, 3], [2, 2], [1, 1]), LAST),

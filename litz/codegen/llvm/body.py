@@ -166,7 +166,9 @@ class Frame:
             if high is None or high >= 1 << 31:
                 return w.let(f"{op} <{lanes} x i64> {num}, {den}")
             narrow = [w.let(f"trunc <{lanes} x i64> {x} to <{lanes} x i32>") for x in (num, den)]
-            return w.let(f"zext <{lanes} x i32> {w.let(f'{op} <{lanes} x i32> {narrow[0]}, {narrow[1]}')} to <{lanes} x i64>")
+            return w.let(
+                f"zext <{lanes} x i32> {w.let(f'{op} <{lanes} x i32> {narrow[0]}, {narrow[1]}')} to <{lanes} x i64>"
+            )
         return w.splat(Operand(self._atom(atom, copy), "i64", 1), lanes).text
 
     # -- memory -------------------------------------------------------------------------------------
@@ -201,7 +203,11 @@ class Frame:
             anyone = w.intrinsic("llvm.vector.reduce.or", f"<{lanes} x i1>", live or "splat (i1 true)", result="i1")
             one = self._scalar_load(op, pointer, element, size, Operand(anyone, "b1", 1), copy)
             value = w.splat(one, lanes)
-            return Operand(w.let(f"select <{lanes} x i1> {live}, {value.type} {value.text}, {value.type} zeroinitializer"), op.dtype, lanes)
+            return Operand(
+                w.let(f"select <{lanes} x i1> {live}, {value.type} {value.text}, {value.type} zeroinitializer"),
+                op.dtype,
+                lanes,
+            )
         live = self._live(mask, lanes)
         if self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
@@ -215,9 +221,8 @@ class Frame:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.gather.v{lanes}{_suffix(element)}.v{lanes}p0"
             w.module.declare(f"declare {t} {name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {t})")
-            text = w.let(
-                f"call {t} {name}(<{lanes} x ptr> {addresses}, i32 {size}, <{lanes} x i1> {live or 'splat (i1 true)'}, {t} zeroinitializer)"
-            )
+            lives = f"<{lanes} x i1> {live or 'splat (i1 true)'}"
+            text = w.let(f"call {t} {name}(<{lanes} x ptr> {addresses}, i32 {size}, {lives}, {t} zeroinitializer)")
         if op.dtype == "b1":
             text = w.let(f"icmp ne {t} {text}, zeroinitializer")
         return Operand(text, op.dtype, lanes)
@@ -275,7 +280,8 @@ class Frame:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.scatter.v{lanes}{_suffix(element)}.v{lanes}p0"
             w.module.declare(f"declare void {name}({t}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
-            w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, <{lanes} x i1> {self.mask or 'splat (i1 true)'})")
+            lives = f"<{lanes} x i1> {self.mask or 'splat (i1 true)'}"
+            w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, {lives})")
 
     def _check(self, op: Check, copy: int, lanes: int) -> Operand:
         w = self.writer

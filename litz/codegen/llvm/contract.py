@@ -21,7 +21,7 @@ from litz.codegen.llvm.microkernel import Tile
 from litz.codegen.llvm.writer import Module, Operand, Writer
 from litz.loop.contraction import Contraction
 from litz.loop.expr import Axis, Expr
-from litz.loop.ir import Buffer, Kernel, Load, Op, Store, operands
+from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
 from litz.target import Target
 
 _BLOCK_BYTES = 2 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
@@ -157,7 +157,13 @@ class _Renderer:
             self._rows(stretch, first_panel, last_panel)
             self.frame = outer
         w.emit("ret void")
-        parameters = [*(f"ptr %b{i}" for i in range(len(self.used))), "ptr %work", "ptr %error", "i64 %begin", "i64 %end"]
+        parameters = [
+            *(f"ptr %b{i}" for i in range(len(self.used))),
+            "ptr %work",
+            "ptr %error",
+            "i64 %begin",
+            "i64 %end",
+        ]
         w.define(self.name, ", ".join(parameters))
         work = 2 * shape.batch * shape.rows * shape.columns * shape.depth
         for tile in self.called:
@@ -197,7 +203,6 @@ class _Renderer:
     def _pack_straight(self, target: str, base: str, column: str) -> None:
         """Step by step of the depth, a vector of columns at a time."""
         w, lanes, size = self.w, self.lanes, self.inner.size.int
-        vector = f"<{lanes} x float>"
         with w.loop("0", str(size)) as k:
             for v in range(microkernel.PANEL_VECTORS):
                 here = w.add(column, str(v * lanes))
@@ -205,7 +210,7 @@ class _Renderer:
                 frame.axes[self.inner] = k
                 value = self._load(frame, self.found.right)
                 place = w.add(w.add(base, w.mul(k, str(self.shape.tile.columns))), str(v * lanes))
-                w.emit(f"store {vector} {value.text}, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+                self._put(value.text, target, place)
         self._zero(target, base, size)
 
     def _zero(self, target: str, base: str, start: int) -> None:
@@ -216,12 +221,11 @@ class _Renderer:
         with w.loop(str(start), str(self._padded_inner())) as k:
             for v in range(microkernel.PANEL_VECTORS):
                 place = w.add(w.add(base, w.mul(k, str(self.shape.tile.columns))), str(v * lanes))
-                w.emit(f"store <{lanes} x float> zeroinitializer, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+                self._put("zeroinitializer", target, place)
 
     def _pack_transposed(self, target: str, base: str, column: str) -> None:
         """A square of columns by depth at a time, read along the depth and turned in registers."""
         w, lanes = self.w, self.lanes
-        vector = f"<{lanes} x float>"
         whole = self.shape.columns % self.shape.tile.columns == 0
         with w.loop("0", str(self.inner.size.int), lanes) as k:
             for v in range(microkernel.PANEL_VECTORS):
@@ -231,20 +235,26 @@ class _Renderer:
                     if not whole:
                         # Past the last column, read the last one again: its sums are never stored.
                         here = w.minimum(here, str(self.shape.columns - 1))
-                    frame = replace(self.frame, axes={**self.frame.axes, self.inner: k, self.column_axis: here}, vector=self.inner, values={})
-                    rows.append(self._load(frame, self.found.right, wide=True).text)
+                    frame = replace(
+                        self.frame,
+                        axes={**self.frame.axes, self.inner: k, self.column_axis: here},
+                        vector=self.inner,
+                        values={},
+                    )
+                    rows.append(self._load(frame, self.found.right).text)
                 for row, text in enumerate(_transpose(w, rows, lanes)):
                     place = w.add(w.add(base, w.mul(w.add(k, str(row)), str(self.shape.tile.columns))), str(v * lanes))
-                    w.emit(f"store {vector} {text}, ptr {w.let(f'getelementptr float, ptr {target}, i64 {place}', 'p')}, align 64")
+                    self._put(text, target, place)
+
+    def _put(self, text: str, target: str, place: str) -> None:
+        """A vector into packed memory, `place` floats on."""
+        w = self.w
+        w.emit(f"store <{self.lanes} x float> {text}, ptr {w.address('float', target, place)}, align 64")
 
     def _columns_mask(self, here: str) -> str | None:
         if self.shape.columns % self.shape.tile.columns == 0:
             return None
-        w, lanes = self.w, self.lanes
-        ramp = ", ".join(f"i64 {k}" for k in range(lanes))
-        base = w.splat(Operand(here, "i64", 1), lanes).text
-        inside = w.let(f"add <{lanes} x i64> {base}, <{ramp}>")
-        return w.let(f"icmp slt <{lanes} x i64> {inside}, splat (i64 {self.shape.columns})")
+        return self.w.lanes_below(here, str(self.shape.columns), self.lanes)
 
     def _column_frame(self, column: str, mask: str | None) -> Frame:
         """Lanes run across columns from `column` on."""
@@ -253,24 +263,12 @@ class _Renderer:
             values=dict(self.frame.values),
         )  # fmt: skip
 
-    def _load(self, frame: Frame, load: Load, wide: bool = True) -> Operand:
-        for op in self._needed([load]):
-            if op.name not in frame.values:  # type: ignore[union-attr]
+    def _load(self, frame: Frame, load: Load) -> Operand:
+        for op in definitions_for(self.kernel.body, [load]):
+            if op.name not in frame.values:
                 frame.emit(op)
         frame.emit(load)
         return self.w.splat(frame.get(load.name, 0), self.lanes)
-
-    def _needed(self, sinks: list[Op]) -> list[Op]:
-        """The operators that the operands of `sinks` take, in order."""
-        wanted: set[str] = set()
-        todo = [n for op in sinks for n in operands(op)]
-        values = {op.name: op for op in self.kernel.body if not isinstance(op, Store)}
-        while todo:
-            name = todo.pop()
-            if name not in wanted:
-                wanted.add(name)
-                todo.extend(operands(values[name]))
-        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
 
     # -- rows ---------------------------------------------------------------------------------------
     def _rows(self, stretch: str, first_panel: str, last_panel: str) -> None:
@@ -286,7 +284,14 @@ class _Renderer:
                 with w.loop(group, stop) as tile:
                     self._pack_tile(shape.tile, w.mul(tile, str(height)), height, w.let(f"sub i64 {tile}, {group}"))
                 with w.loop(first_panel, last_panel) as panel, w.loop(group, stop) as tile:
-                    self._tile(shape.tile, height, w.mul(tile, str(height)), w.let(f"sub i64 {tile}, {group}"), panel, first_panel)
+                    self._tile(
+                        shape.tile,
+                        height,
+                        w.mul(tile, str(height)),
+                        w.let(f"sub i64 {tile}, {group}"),
+                        panel,
+                        first_panel,
+                    )
         rest = shape.rows - full * height
         if rest:
             short = min((t for t in self.heights if t.rows >= rest), key=lambda t: t.rows)
@@ -297,7 +302,6 @@ class _Renderer:
 
     def _pack_tile(self, tile: Tile, row: str, rows: int, position: str) -> None:
         w, lanes, size = self.w, self.lanes, self.inner.size.int
-        vector = f"<{lanes} x float>"
         start = w.mul(position, str(self.shape.tile_floats))
         with w.loop("0", str(rows)) as i:
             outer = self.frame
@@ -306,21 +310,19 @@ class _Renderer:
             with self._outer_loops(self.outer) as flat:
                 # What does not move along the inner axis, such as a mask at the image's edge, comes first.
                 uniform = replace(self.frame, vector=self.inner, values=dict(self.frame.values))
-                for op in self._needed([self.found.left]):
-                    if self.inner not in self.varies[op.name]:  # type: ignore[union-attr]
+                for op in definitions_for(self.kernel.body, [self.found.left]):
+                    if self.inner not in self.varies[op.name]:
                         uniform.emit(op)
                 chunk = w.mul(flat, str(self._padded_inner() // lanes))
                 with w.loop("0", str(size), lanes) as k:
-                    mask = None
-                    if size % lanes:
-                        ramp = ", ".join(f"i64 {n}" for n in range(lanes))
-                        base = w.splat(Operand(k, "i64", 1), lanes).text
-                        mask = w.let(f"icmp slt <{lanes} x i64> {w.let(f'add <{lanes} x i64> {base}, <{ramp}>')}, splat (i64 {size})")
-                    frame = replace(uniform, axes={**uniform.axes, self.inner: k}, mask=mask, values=dict(uniform.values))
+                    mask = w.lanes_below(k, str(size), lanes) if size % lanes else None
+                    frame = replace(
+                        uniform, axes={**uniform.axes, self.inner: k}, mask=mask, values=dict(uniform.values)
+                    )
                     value = self._load(frame, self.found.left)
                     at = w.add(chunk, w.let(f"udiv i64 {k}, {lanes}"))
                     place = w.add(start, w.mul(w.add(w.mul(at, str(tile.rows)), i), str(lanes)))
-                    w.emit(f"store {vector} {value.text}, ptr {w.let(f'getelementptr float, ptr {self.packed_rows}, i64 {place}', 'p')}, align 64")
+                    self._put(value.text, self.packed_rows, place)
             self.frame = outer
 
     def _tile(self, tile: Tile, rows: int, row: str, position: str, panel: str, first_panel: str) -> None:
@@ -336,7 +338,9 @@ class _Renderer:
             rows_at = w.let(f"getelementptr float, ptr {a}, i64 {w.mul(k, str(tile.rows))}", "p")
             columns_at = w.let(f"getelementptr float, ptr {b}, i64 {w.mul(k, str(tile.columns))}", "p")
             more = w.let(f"icmp ne i64 {k}, 0")
-            w.emit(f"call void @{tile.name}(ptr {rows_at}, ptr {columns_at}, i64 {length}, ptr {self.scratch}, i1 {more})")
+            w.emit(
+                f"call void @{tile.name}(ptr {rows_at}, ptr {columns_at}, i64 {length}, ptr {self.scratch}, i1 {more})"
+            )
         column = w.mul(panel, str(tile.columns))
         if shape.columns % tile.columns == 0:
             self._finish(tile, rows, row, column, 0, microkernel.PANEL_VECTORS, None)
@@ -359,8 +363,7 @@ class _Renderer:
     def _finish(self, tile: Tile, rows: int, row: str, column: str, vector: int, copies: int, mask: str | None) -> None:
         w = self.w
         stores = [op for op in self.kernel.body if isinstance(op, Store)]
-        skip = {self.found.total.name}
-        needed = [op for op in self._after_sum(stores, skip)]
+        needed = definitions_for(self.kernel.body, stores, {self.found.total.name})
         outer = self.frame
         frame = replace(
             outer, axes={**outer.axes, self.column_axis: column}, vector=self.column_axis, copies=copies, mask=mask,
@@ -368,7 +371,7 @@ class _Renderer:
         )  # fmt: skip
         row_axes = set(self.found.rows)
         for op in needed:
-            if not self.varies[op.name] & row_axes:  # type: ignore[union-attr]
+            if not self.varies[op.name] & row_axes:
                 frame.emit(op)
         with w.loop("0", str(rows)) as i:
             self.frame = replace(frame, axes=dict(frame.axes), values=dict(frame.values))
@@ -380,22 +383,11 @@ class _Renderer:
                 sums.append(Operand(w.let(f"load <{self.lanes} x float>, ptr {address}, align 64"), "f32", self.lanes))
             self.frame.values[self.found.total.name] = sums
             for op in needed:
-                if self.varies[op.name] & row_axes:  # type: ignore[union-attr]
+                if self.varies[op.name] & row_axes:
                     self.frame.emit(op)
             for store in stores:
                 self.frame.emit(store)
             self.frame = outer
-
-    def _after_sum(self, sinks: list[Store], skip: set[str]) -> list[Op]:
-        wanted: set[str] = set()
-        todo = [n for op in sinks for n in operands(op)]
-        values = {op.name: op for op in self.kernel.body if not isinstance(op, Store)}
-        while todo:
-            name = todo.pop()
-            if name not in wanted and name not in skip:
-                wanted.add(name)
-                todo.extend(operands(values[name]))
-        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
 
 
 class _Nest:
@@ -434,7 +426,9 @@ def _transpose(w: Writer, rows: list[str], lanes: int) -> list[str]:
         turned = []
         for i in range(half):
             for order in (low, high):
-                turned.append(w.let(f"shufflevector {vector} {rows[i]}, {vector} {rows[i + half]}, <{lanes} x i32> <{order}>"))
+                turned.append(
+                    w.let(f"shufflevector {vector} {rows[i]}, {vector} {rows[i + half]}, <{lanes} x i32> <{order}>")
+                )
         rows = turned
     return rows
 

@@ -17,7 +17,7 @@ from litz.codegen.llvm.body import Frame, depends
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, expr
-from litz.loop.ir import Apply, Buffer, Kernel, Load, Op, Reduce, Store, operands
+from litz.loop.ir import Apply, Buffer, Definition, Kernel, Load, Op, Reduce, Store, definitions_for, operands
 from litz.loop.passes import pass_of_each
 from litz.loop.scalar import SCALARS
 from litz.target import Target
@@ -106,7 +106,7 @@ class _Renderer:
 
     def _plan_passes(self) -> None:
         """Sort the operators by the pass they run in, or, if fixed in the row, before which they run."""
-        self.ops: dict[str, Op] = {}
+        self.ops: dict[str, Definition] = {}
         self.pass_sinks: dict[int, list[Op]] = {}
         self.row_ops: dict[int, list[Op]] = {}
         for op, stage in zip(self.kernel.body, pass_of_each(self.kernel), strict=True):
@@ -123,18 +123,12 @@ class _Renderer:
         self.pass_ops = {p: self._needed(sinks) for p, sinks in self.pass_sinks.items()}
         self._choose_kept()
 
-    def _needed(self, sinks: list[Op], kept: frozenset[str] = frozenset()) -> list[Op]:
-        """The values of the row that `sinks` need, in order, stopping at those kept from an earlier pass."""
-        wanted: set[str] = set()
-        todo = [n for op in sinks for n in operands(op)]
-        while todo:
-            name = todo.pop()
-            if name in wanted or not self._varies_in_row(name):
-                continue
-            wanted.add(name)
-            if name not in kept:
-                todo.extend(operands(self.ops[name]))
-        return [op for op in self.kernel.body if not isinstance(op, Store) and op.name in wanted]
+    def _needed(self, sinks: list[Op], kept: frozenset[str] = frozenset()) -> list[Definition]:
+        """The values of the row that `sinks` need, in order; those kept from an earlier pass end the search."""
+        fixed = {op.name for op in self.ops.values() if not self._varies_in_row(op.name)}
+        needed = definitions_for(self.kernel.body, sinks, fixed | kept)
+        direct = {name for op in (*sinks, *needed) for name in operands(op)} & kept
+        return [op for op in self.ops.values() if op.name in direct or op in needed]
 
     def _choose_kept(self) -> None:
         row = 1
@@ -171,11 +165,11 @@ class _Renderer:
         with self.w.loop("%begin", "%end") as unit:
             self.frame = replace(self.frame, axes={}, values={})
             row, start, stop = unit, "0", None
-            if pieces > 1:
+            if pieces > 1 and self.vector is not None:
                 row = self.w.let(f"udiv i64 {unit}, {pieces}")
                 piece = self.w.let(f"urem i64 {unit}, {pieces}")
                 start = self.w.mul(piece, str(stretch))
-                stop = self.w.minimum(self.w.add(start, str(stretch)), str(self.vector.size.int))  # type: ignore[union-attr]
+                stop = self.w.minimum(self.w.add(start, str(stretch)), str(self.vector.size.int))
             self._bind_rows(row)
             if self.vector is None or self.over_reduced:
                 self._row()
@@ -228,12 +222,7 @@ class _Renderer:
         """The mask of lanes below `stop`; none when the rest is whole vectors."""
         if remaining is not None and remaining % self.lanes == 0:
             return None
-        ramp = ", ".join(f"i64 {k}" for k in range(self.lanes))
-        base = self.w.splat(Operand(v, "i64", 1), self.lanes).text
-        t = f"<{self.lanes} x i64>"
-        here = self.w.let(f"add {t} {base}, <{ramp}>")
-        limit = self.w.splat(Operand(stop, "i64", 1), self.lanes).text
-        return self.w.let(f"icmp slt {t} {here}, {limit}")
+        return self.w.lanes_below(v, stop, self.lanes)
 
     def _copies(self, size: int) -> int:
         """Vectors side by side: to hide the latency of a reduction's chain, and of dear operators."""
@@ -248,7 +237,9 @@ class _Renderer:
     def _at_vector(self, v: str, copies: int, mask: str | None) -> None:
         assert self.vector is not None
         outer = self.frame
-        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values))
+        self.frame = replace(
+            outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values)
+        )
         self._row()
         self.frame = outer
 
@@ -302,26 +293,27 @@ class _Renderer:
     def _pass_at(self, v: str, p: int, accumulators: dict, copies: int, mask: str | None) -> None:
         assert self.vector is not None
         outer = self.frame
-        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values))
+        self.frame = replace(
+            outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask, values=dict(outer.values)
+        )
         self._pass_body(p, accumulators)
         self.frame = outer
 
     def _pass_body(self, p: int, accumulators: dict) -> None:
         frame = self.frame
         for op in self.pass_ops[p]:
-            name = op.name  # type: ignore[union-attr]
+            name = op.name
             if self.kept_in.get(name, p) < p:
-                frame.values[name] = self._recall(name, op.dtype)  # type: ignore[union-attr]
+                frame.values[name] = self._recall(name, op.dtype)
                 continue
             frame.emit(op)
             if self.kept_in.get(name) == p:
                 self._keep(name)
-        for op in self.pass_sinks[p]:
-            if isinstance(op, Store):
-                frame.emit(op)
+        for sink in self.pass_sinks[p]:
+            if isinstance(sink, Reduce):
+                self._accumulate(sink, accumulators[sink.name])
             else:
-                assert isinstance(op, Reduce)
-                self._accumulate(op, accumulators[op.name])
+                frame.emit(sink)
 
     def _kept_address(self, name: str, dtype: str, copy: int) -> str:
         flat = expr(0)
@@ -333,7 +325,9 @@ class _Renderer:
             flat = flat * self.vector.size + self.vector
             index = self.frame.index(flat, copy, 1).text
         else:
-            index = self.w.add(self.w.mul(self.frame.index(flat, 0, 1).text, str(self.lanes * 4)), str(copy * self.lanes))
+            index = self.w.add(
+                self.w.mul(self.frame.index(flat, 0, 1).text, str(self.lanes * 4)), str(copy * self.lanes)
+            )
         return self.w.let(f"getelementptr {llvm_type(dtype)}, ptr {self.kept_slot[name]}, i64 {index}", "p")
 
     def _keep(self, name: str) -> None:
@@ -347,7 +341,9 @@ class _Renderer:
         t = llvm_type(dtype, lanes)
         return [
             Operand(
-                self.w.let(f"load {t}, ptr {self._kept_address(name, dtype, copy)}, align {DTYPES[dtype].bytes}"), dtype, lanes
+                self.w.let(f"load {t}, ptr {self._kept_address(name, dtype, copy)}, align {DTYPES[dtype].bytes}"),
+                dtype,
+                lanes,
             )
             for copy in range(self.frame.copies if lanes > 1 else 1)
         ]
@@ -375,7 +371,7 @@ class _Renderer:
         return slots
 
     def _dtype(self, name: str) -> str:
-        return self.ops[name].dtype  # type: ignore[union-attr]
+        return self.ops[name].dtype
 
     def _accumulate(self, op: Reduce, slots: list[tuple[str, str | None]]) -> None:
         w, frame = self.w, self.frame
@@ -388,7 +384,9 @@ class _Renderer:
             masked = frame.mask is not None and lanes > 1 and self.over_reduced
             if masked and place is None:
                 start = w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
-                value = Operand(w.let(f"select <{lanes} x i1> {frame.mask}, {t} {value.text}, {t} {start.text}"), dtype, lanes)
+                value = Operand(
+                    w.let(f"select <{lanes} x i1> {frame.mask}, {t} {value.text}, {t} {start.text}"), dtype, lanes
+                )
             old = w.let(f"load {t}, ptr {slot}")
             if place is None:
                 w.emit(f"store {t} {combine(w, op.kind, Operand(old, dtype, lanes), value).text}, ptr {slot}")
@@ -402,8 +400,10 @@ class _Renderer:
             here = w.splat(frame.index(flat, copy, lanes if self.over_reduced else 1), lanes)
             bools, indices = llvm_type("b1", lanes), llvm_type("i64", lanes)
             old_place = w.let(f"load {indices}, ptr {place}")
-            w.emit(f"store {t} {w.let(f'select {bools} {better}, {t} {value.text}, {t} {old}')}, ptr {slot}")
-            w.emit(f"store {indices} {w.let(f'select {bools} {better}, {indices} {here.text}, {indices} {old_place}')}, ptr {place}")
+            best = w.let(f"select {bools} {better}, {t} {value.text}, {t} {old}")
+            best_place = w.let(f"select {bools} {better}, {indices} {here.text}, {indices} {old_place}")
+            w.emit(f"store {t} {best}, ptr {slot}")
+            w.emit(f"store {indices} {best_place}, ptr {place}")
 
     def _close(self, op: Reduce, slots: list[tuple[str, str | None]]) -> list[Operand]:
         """The finished reduction: one scalar if lanes were reduced, else a vector a copy."""
@@ -413,7 +413,9 @@ class _Renderer:
         t = llvm_type(dtype, lanes)
         found = [Operand(w.let(f"load {t}, ptr {slot}"), dtype, lanes) for slot, _ in slots]
         if slots[0][1] is not None:
-            places = [Operand(w.let(f"load {llvm_type('i64', lanes)}, ptr {place}"), "i64", lanes) for _, place in slots]
+            places = [
+                Operand(w.let(f"load {llvm_type('i64', lanes)}, ptr {place}"), "i64", lanes) for _, place in slots
+            ]
             if not self.over_reduced or lanes == 1:
                 return places
             return [_first_best(w, op.kind, found[0], places[0])]

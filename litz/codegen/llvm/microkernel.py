@@ -2,8 +2,9 @@
 
 `NAME(a, b, depth, c, more)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
 tile, or has it added when `more` is true: long sums are taken in stretches, which keeps their rounding
-errors from piling up. Both are packed in chunks of as many steps of the depth as a vector has lanes: a row's chunk is one
-vector, so packing rows is plain copying, and every address in the loop is the pointer plus a constant.
+errors from piling up. Both are packed in chunks of as many steps of the depth as a vector has lanes: a
+row's chunk is one vector, so packing rows is plain copying, and every address in the loop is the pointer
+plus a constant.
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
 """
@@ -61,7 +62,9 @@ def text(tile: Tile) -> str:
     running = {}
     for row in range(rows):
         for v in range(PANEL_VECTORS):
-            lines.append(f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %entry], [%s.{lanes - 1}.{row}.{v}, %chunk]")
+            lines.append(
+                f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %entry], [%s.{lanes - 1}.{row}.{v}, %chunk]"
+            )
             running[row, v] = f"%acc.{row}.{v}"
     for step in range(lanes):
         for v in range(PANEL_VECTORS):
@@ -77,9 +80,8 @@ def text(tile: Tile) -> str:
             ]
             for v in range(PANEL_VECTORS):
                 total = f"%s.{step}.{row}.{v}"
-                lines.append(
-                    f"  {total} = call {vector} @llvm.fma.v{lanes}f32({vector} {wide}, {vector} %b.{step}.{v}, {vector} {running[row, v]})"
-                )
+                factors = f"{vector} {wide}, {vector} %b.{step}.{v}"
+                lines.append(f"  {total} = call {vector} @llvm.fma.v{lanes}f32({factors}, {vector} {running[row, v]})")
                 running[row, v] = total
     lines += [
         f"  %k.next = add i64 %k, {lanes}",

@@ -151,6 +151,9 @@ class Writer:
     def minimum(self, a: str, b: str) -> str:
         return self.intrinsic("llvm.smin", "i64", a, b)
 
+    def address(self, element: str, pointer: str, index: str | int) -> str:
+        return self.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
+
     # -- vectors ----------------------------------------------------------------------------------
     def splat(self, value: Operand, lanes: int) -> Operand:
         if value.lanes == lanes:
@@ -160,7 +163,18 @@ class Writer:
         if not value.text.startswith("%"):
             return Operand(f"splat ({scalar} {value.text})", value.dtype, lanes)
         one = self.let(f"insertelement {vector} poison, {scalar} {value.text}, i32 0")
-        return Operand(self.let(f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"), value.dtype, lanes)
+        return Operand(
+            self.let(f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"),
+            value.dtype,
+            lanes,
+        )
+
+    def lanes_below(self, start: str, stop: str, lanes: int) -> str:
+        """The mask of lanes `k` with `start + k < stop`."""
+        ramp = ", ".join(f"i64 {k}" for k in range(lanes))
+        t = f"<{lanes} x i64>"
+        here = self.let(f"add {t} {self.splat(Operand(start, 'i64', 1), lanes).text}, <{ramp}>")
+        return self.let(f"icmp slt {t} {here}, {self.splat(Operand(stop, 'i64', 1), lanes).text}")
 
     def intrinsic(self, name: str, type_text: str, *args: str, result: str | None = None) -> str:
         """A call of an intrinsic overloaded on one type, all arguments of that type."""

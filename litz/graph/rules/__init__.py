@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from litz.graph.rewrite import Rules
 from litz.graph.rules.attention import ATTENTION
+from litz.graph.rules.conv_bn import CONV_BN
+from litz.graph.rules.gpu import GPU
 from litz.graph.rules.noop import NOOP
+from litz.graph.rules.softmax import SOFTMAX
+from litz.graph.rules.split_cat import SPLIT_CAT
+from litz.graph.rules.unique_index import UNIQUE_INDEX
 
-JOINT: Rules = ATTENTION + NOOP
-POST_GRAD: Rules = NOOP
+JOINT: Rules = SOFTMAX + ATTENTION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
+POST_GRAD: Rules = NOOP + GPU
 
-SUBJECTS: dict[str, Rules] = {"attention": ATTENTION, "noop": NOOP}
+SUBJECTS: dict[str, Rules] = {
+    "attention": ATTENTION,
+    "conv_bn": CONV_BN,
+    "gpu": GPU,
+    "noop": NOOP,
+    "softmax": SOFTMAX,
+    "split_cat": SPLIT_CAT,
+    "unique_index": UNIQUE_INDEX,
+}
