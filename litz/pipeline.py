@@ -18,6 +18,7 @@ from litz.codegen.render import render
 from litz.context import Built, Context, set_last_report
 from litz.errors import CaptureError, OptionError
 from litz.graph.channels_last import channels_last_convolution
+from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import split_by_minimum_cut
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
@@ -45,15 +46,18 @@ def compile_function(
     """The whole of it. `output_strides` are those of eager's results, where known."""
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
-    if not joint.gradient_of:
+    if not joint.signature.differentiable:
         executable = compile_graph(joint.graph, ctx)
         executable.eager = function
         return wrap(executable, joint.signature, function)
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx)
-    backward = lambda: compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.backward, ctx), ctx)  # noqa: E731
-    core = Differentiable(joint, split, forward, backward)
-    return wrap(core, joint.signature, function)
+
+    def backward(absent: tuple[int, ...]) -> Executable:
+        graph = without_tangents(split.backward, split.taken, absent)
+        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx)
+
+    return wrap(Differentiable(joint, split, forward, backward), joint.signature, function)
 
 
 def compile_graph(graph: fx.GraphModule, ctx: Context) -> Executable:

@@ -138,6 +138,28 @@ def test_indices_out_of_range(name: str) -> None:
     torch.testing.assert_close(fast(table, good), function(table, good))  # and it still works
 
 
+DIVISIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floor": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "remainder-of-a-number": lambda a, b: 7 % b,
+    "fmod": torch.fmod,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_whole_numbers_divided_by_zero(name: str) -> None:
+    function = DIVISIONS[name]
+    fast = compiled(function)
+    a, b = torch.arange(-20, 20), torch.full((40,), 3)
+    torch.testing.assert_close(fast(a, b), function(a, b))
+    b[17] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        function(a, b)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fast(a, b)
+
+
 class Complaint(Exception):
     pass
 

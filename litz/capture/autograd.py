@@ -8,50 +8,73 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from litz.graph.signature import Joint
 from litz.errors import CallError
 from litz.graph.partition.mincut import Split
+from litz.graph.signature import Joint
 
 Core = Callable[..., Sequence[Any]]
+Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
+_NOTHING = torch.empty(0)  # stands in their place; the backward does not read it
 
 
 class Differentiable:
-    """One compiled function. The backward is compiled when it is first needed, under the forward's options."""
+    """One compiled function. A backward is compiled when it is first needed, under the forward's options, and
+    another one for calls in which other results are used."""
 
-    def __init__(self, joint: Joint, split: Split, forward: Core, compile_backward: Callable[[], Core]):
+    def __init__(self, joint: Joint, split: Split, forward: Core, compile_backward: Callable[[Absent], Core]):
         self.signature, self.split, self.forward = joint.signature, split, forward
         self.gradient_of = joint.gradient_of
         self.own = self.signature.results + len(self.signature.returned_mutations)
         fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
         self.tangents = [(tuple(f.shape), f.stride(), f.dtype) for f in fakes]
         self._compile_backward = compile_backward
-        self._backward: Core | None = None
+        self._backward: dict[Absent, Core] = {}
         self._lock = threading.Lock()
         self._function = _function_of(self)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         return self._function.apply(*args)
 
-    def backward(self) -> Core:
-        with self._lock:
-            if self._backward is None:
-                self._backward = self._compile_backward()
-        return self._backward
+    def backward(self, absent: Absent) -> Core:
+        found = self._backward.get(absent)
+        if found is None:
+            with self._lock:
+                found = self._backward.get(absent)
+                if found is None:
+                    found = self._backward[absent] = self._compile_backward(absent)
+        return found
 
-    def tangent(self, position: int, given: torch.Tensor | None) -> torch.Tensor:
-        """The tangent laid out as traced; zeros where the result was not used."""
+    def tangent(self, position: int, given: torch.Tensor) -> torch.Tensor:
+        """The tangent laid out as traced."""
         sizes, strides, dtype = self.tangents[position]
-        if given is None:
-            return torch.empty_strided(sizes, strides, dtype=dtype).zero_()
+        if given.stride() == strides and given.dtype == dtype and tuple(given.shape) == sizes:
+            return given.resolve_conj().resolve_neg() if dtype.is_complex else given
         if tuple(given.shape) != sizes:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
-        if given.stride() == strides:
-            return given
-        return torch.empty_strided(sizes, strides, dtype=given.dtype).copy_(given)
+        return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
+
+    def gradients(self, inputs: int, saved: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+        """One gradient for each of the `inputs`, from what was saved and the tangents of the own results."""
+        mine = [given[i] for i in self.signature.differentiable]
+        absent = tuple(i for i, t in enumerate(mine) if t is None)
+        gradients: list[Any] = [None] * inputs
+        if len(absent) == len(mine):
+            return tuple(gradients)
+        arguments = [*saved, *(_NOTHING if t is None else self.tangent(i, t) for i, t in enumerate(mine))]
+        run = self.backward(absent)
+        with torch._C._DisableAutocast() if torch.is_autocast_enabled("cpu") else nullcontext():
+            if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
+                found = _Once.apply(run, *arguments)
+            else:
+                found = run(*arguments)
+        for position, gradient in zip(self.gradient_of, found, strict=True):
+            gradients[position] = gradient
+        return tuple(gradients)
 
 
 def _function_of(step: Differentiable) -> Any:
@@ -61,6 +84,8 @@ def _function_of(step: Differentiable) -> Any:
             results = step.forward(*args)
             split, own = step.split, results[: step.own]
             saved, plain = results[step.own : step.own + split.saved], results[step.own + split.saved :]
+            # A window on a larger result would pass for a view made in here, which may not be written to.
+            own = [r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in own]
             ctx.save_for_backward(*(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved)
             ctx.plain = plain
             ctx.inputs = len(args)
@@ -71,19 +96,7 @@ def _function_of(step: Differentiable) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            tangents = [
-                step.tangent(position, given[i])
-                for position, i in enumerate(step.signature.differentiable)
-            ]
-            arguments = [*ctx.saved_tensors, *ctx.plain, *tangents]
-            if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
-                found = _Once.apply(step.backward(), *arguments)
-            else:
-                found = step.backward()(*arguments)
-            gradients: list[Any] = [None] * ctx.inputs
-            for position, gradient in zip(step.gradient_of, found, strict=True):
-                gradients[position] = gradient
-            return tuple(gradients)
+            return step.gradients(ctx.inputs, [*ctx.saved_tensors, *ctx.plain], given)
 
     return Compiled
 

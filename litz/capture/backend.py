@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.capture.record import checkpointed
 from litz.context import Context, set_last_report
 from litz.errors import CaptureError
 from litz.options import Options
@@ -30,6 +31,7 @@ def litz(
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
+    _plain_checkpoints(graph_module)
     reason = _left_to_eager(graph_module, example_inputs)
     if reason is not None:
         _warn_once(reason)
@@ -83,6 +85,15 @@ class PerSize:
             found = compile_or_leave(self.graph_module.forward, args, None, self.options)
             self.compiled[key] = found
         return found(*args)
+
+
+def _plain_checkpoints(graph_module: fx.GraphModule) -> None:
+    """Dynamo's operator for a checkpoint runs its region twice and leaves it to the compiler to draw the same
+    random numbers both times; a plain call draws once, whoever runs it."""
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            node.target, node.kwargs = checkpointed, {}
+    graph_module.recompile()
 
 
 def _is_symbolic(value: Any) -> bool:

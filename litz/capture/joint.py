@@ -22,9 +22,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
+from litz.capture.outputs import classify
 from litz.capture.record import Recorder, run_with_sources
 from litz.errors import CaptureError
-from litz.graph.signature import Input, Joint, Output, Signature, Window
+from litz.graph.signature import Input, Joint, Signature
 
 aten = torch.ops.aten
 
@@ -39,6 +40,9 @@ def _tangent_operator() -> Any:
 
 
 def _like(result: torch.Tensor) -> torch.Tensor:
+    if any(stride == 0 and size > 1 for size, stride in zip(result.shape, result.stride(), strict=True)):
+        # Elements of an expanded result share memory; their tangents do not.
+        return torch.empty(result.shape, dtype=result.dtype, device=result.device)
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
 
 
@@ -52,10 +56,12 @@ def trace_joint(
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(decompositions)
-    tracer = _Trace(function, inputs, output_strides, training, recorder)
+    inputs, places = _distinct(inputs)
+    tracer = _Trace(function, inputs, places, output_strides, training, recorder)
     try:
         with ExitStack() as stack:
             fakes = [_fake(mode, x) for x in inputs]
+            stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(mode)
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
@@ -70,6 +76,26 @@ def trace_joint(
     except Exception as error:
         raise CaptureError(f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace") from error
     return tracer.finish(module)
+
+
+def _hooks_off() -> bool:
+    """The user's hooks on saved tensors see those of the compiled function, not the ones of its trace; and a
+    checkpoint made of such hooks is traced as the plain call it means. The state before."""
+    return torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+
+
+def _distinct(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Every tensor once, and where each argument went: what is passed twice must be seen to change twice."""
+    kept: list[Any] = []
+    places: list[int] = []
+    first: dict[int, int] = {}
+    for value in inputs:
+        place = first.get(id(value), len(kept)) if isinstance(value, torch.Tensor) else len(kept)
+        if place == len(kept):
+            kept.append(value)
+            first[id(value)] = place
+        places.append(place)
+    return kept, places
 
 
 def _normalises_batches(function: Any) -> bool:
@@ -99,22 +125,26 @@ class _Trace:
     """The function that is traced; it keeps what it learns about inputs and outputs."""
 
     def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None] | None, training: bool,
-        recorder: Recorder,
+        self, function: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int],
+        strides: Sequence[tuple[int, ...] | None] | None, training: bool, recorder: Recorder,
     ):  # fmt: skip
         self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
+        self.places = tuple(places)
+        self.autocast = torch.is_autocast_enabled("cpu")
         self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
         with _Functional(), torch.set_grad_enabled(self.training):
-            wrapped = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
-            outputs = self._run(wrapped)
+            self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
+            wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
+            outputs = self._run([wrapped[p] for p in self.places])
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
             self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
             results = self._classify(outputs, wrapped)
             updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
-            gradients = self._gradients([*results, *updated], wrapped) if self.training else []
+            gradients = self._gradients([*results, *updated]) if self.training else []
             self.primals = len(primals)
             flat = [_unwrap(r) for r in (*results, *updated)]
             self.forward_outputs = len(flat)
@@ -124,11 +154,11 @@ class _Trace:
             aten.copy_.default(primal, value)
         return flat
 
-    def _run(self, wrapped: list[Any]) -> Any:
+    def _run(self, args: list[Any]) -> Any:
         owner = getattr(self.function, "__self__", None)
         if isinstance(owner, fx.GraphModule):
-            return run_with_sources(owner, self.recorder, wrapped)
-        return self.function(*wrapped)
+            return run_with_sources(owner, self.recorder, args)
+        return self.function(*args)
 
     @staticmethod
     def _wrap(primal: Any, needs_grad: bool) -> Any:
@@ -136,6 +166,14 @@ class _Trace:
             return primal
         wrapped = FunctionalTensor.to_functional(primal)
         return wrapped.requires_grad_(True) if needs_grad else wrapped
+
+    def _writable(self, wrapped: Any, position: int) -> Any:
+        """What the function is given for an input: autograd refuses writes to a leaf, which is what it is here."""
+        if self.leaf[position] or not self.needs_grad[position]:
+            return wrapped
+        copy = wrapped.clone(memory_format=torch.preserve_format)
+        self.recorder.same(_unwrap(copy), _unwrap(wrapped))
+        return copy
 
     def _input(self, wrapped: Any, position: int) -> Input:
         if not isinstance(wrapped, FunctionalTensor):
@@ -156,37 +194,7 @@ class _Trace:
 
     def _classify(self, outputs: list[Any], wrapped: list[Any]) -> list[Any]:
         """Sort outputs by whose memory they are; the tensors that the graph itself must return."""
-        of_input = {_storage(w): i for i, w in reversed(list(enumerate(wrapped))) if isinstance(w, FunctionalTensor)}
-        same = {id(w): i for i, w in enumerate(wrapped)}
-        results: list[Any] = []
-        owner: dict[int, int] = {}
-        first_result: dict[int, int] = {}
-        self.outputs: list[Output] = []
-        for position, out in enumerate(outputs):
-            if not isinstance(out, torch.Tensor):
-                self.outputs.append(Output("plain", value=out))
-            elif out.is_conj() or out.is_neg():
-                raise CaptureError(f"output {position} is conjugated or negated lazily", stage="trace")
-            elif id(out) in same:
-                self.outputs.append(Output("input", same[id(out)]))
-            elif isinstance(out, FunctionalTensor) and _storage(out) in of_input:
-                base = wrapped[of_input[_storage(out)]]
-                if base.dtype != out.dtype:
-                    raise CaptureError(f"output {position} is memory of an input, read as another type", stage="trace")
-                self.outputs.append(Output("view", of_input[_storage(out)], _window(out, base), out.requires_grad))
-            elif id(out) in first_result:
-                self.outputs.append(Output("part", first_result[id(out)], None, out.requires_grad))
-            elif isinstance(out, FunctionalTensor) and _storage(out) in owner:
-                index = owner[_storage(out)]
-                self.outputs.append(Output("part", index, _window(out, results[index]), out.requires_grad))
-            else:
-                laid_out = self._laid_out(out, position)
-                index = len(results)
-                if isinstance(out, FunctionalTensor) and laid_out is out:
-                    owner[_storage(out)] = index
-                first_result[id(out)] = index
-                results.append(laid_out)
-                self.outputs.append(Output("fresh", index, None, laid_out.requires_grad))
+        self.outputs, results = classify(outputs, wrapped, self._laid_out)
         self.result_count = len(results)
         return results
 
@@ -196,10 +204,10 @@ class _Trace:
             return out
         return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
 
-    def _gradients(self, results: list[torch.Tensor], wrapped: list[Any]) -> list[torch.Tensor]:
+    def _gradients(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         differentiable = [(i, r) for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad]
         self.differentiable = tuple(i for i, _ in differentiable)
-        leaves = [(i, w) for i, w in enumerate(wrapped) if self.needs_grad[i]]
+        leaves = [(i, w) for i, w in enumerate(self.leaves) if self.needs_grad[i]]
         with torch.no_grad():
             tangents = [_tangent_operator()(r) for _, r in differentiable]
         if not differentiable:
@@ -209,7 +217,7 @@ class _Trace:
             found = torch.autograd.grad([r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True)
         existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
         self.gradient_of = tuple(i for i, _ in existing)
-        return [self._like_input(g, wrapped[i]) for i, g in existing]
+        return [self._like_input(g, self.leaves[i]) for i, g in existing]
 
     @staticmethod
     def _like_input(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -223,16 +231,11 @@ class _Trace:
         _drop_dead_code(module.graph)
         module.recompile()
         differentiable = self.differentiable if self.training else ()
-        signature = Signature(tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable)
+        places = () if self.places == tuple(range(self.primals)) else self.places
+        signature = Signature(
+            tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, places, self.autocast
+        )
         return Joint(module, signature, self.primals, self.forward_outputs, self.gradient_of if self.training else ())
-
-
-def _storage(tensor: Any) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _window(view: torch.Tensor, base: torch.Tensor) -> Window:
-    return Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
 
 
 def _unwrap(value: Any) -> Any:
@@ -244,14 +247,14 @@ def _unwrap(value: Any) -> Any:
 
 def _tangents_to_inputs(module: fx.GraphModule) -> None:
     graph = module.graph
-    last = [n for n in graph.nodes if n.op == "placeholder"][-1:]
-    for node in [n for n in graph.nodes if n.op == "call_function" and str(n.target) == "litz.tangent.default"]:
-        with graph.inserting_after(last[0]) if last else graph.inserting_before(next(iter(graph.nodes))):
-            fresh = graph.placeholder(f"tangent_{len(last)}")
-        fresh.meta = dict(node.meta)
-        node.replace_all_uses_with(fresh)
+    made = [n for n in graph.nodes if n.op == "call_function" and str(n.target) == "litz.tangent.default"]
+    last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
+    for number, node in enumerate(made):
+        with graph.inserting_before(next(iter(graph.nodes))) if last is None else graph.inserting_after(last):
+            last = graph.placeholder(f"tangent_{number}")
+        last.meta = dict(node.meta)
+        node.replace_all_uses_with(last)
         graph.erase_node(node)
-        last = [fresh]
 
 
 def _drop_dead_code(graph: fx.Graph) -> None:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from litz.errors import CaptureError
 
 aten = torch.ops.aten
 
@@ -29,6 +32,7 @@ class Recorder(TorchDispatchMode):
         self.root = torch.nn.Module()
         self.decompositions = decompositions
         self.source: str | None = None  # the user's line that runs now
+        self._region = self._regions = 0
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
 
@@ -47,6 +51,10 @@ class Recorder(TorchDispatchMode):
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
+    def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """From here on `tensor` is known as the value `other` has."""
+        self._know(tensor, self._nodes[id(other)])
+
     # -- operators ---------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,6 +64,10 @@ class Recorder(TorchDispatchMode):
                 result = rewritten(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if _is_composite(func):
+            # Reached from a decomposition, below the place where eager takes it apart.
+            with self:
+                return func.decompose(*args, **kwargs)
         if func is aten.detach.default:
             result = func(*args)
             self._know(result, self._argument(args[0]))
@@ -72,8 +84,19 @@ class Recorder(TorchDispatchMode):
         node.meta["val"] = result
         if self.source is not None:
             node.meta["stack_trace"] = self.source
+        if self._region:
+            node.meta["checkpoint"] = self._region
         self._bind(result, node)
         return result
+
+    def in_region(self, run: Callable[[], Any]) -> Any:
+        """What is recorded meanwhile is marked as one region of a checkpoint."""
+        outer, self._region = self._region, self._regions + 1
+        self._regions += 1
+        try:
+            return run()
+        finally:
+            self._region = outer
 
     def _bind(self, result: Any, node: fx.Node) -> None:
         if isinstance(result, torch.Tensor):
@@ -101,6 +124,8 @@ class Recorder(TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor from outside the trace."""
+        if tensor.requires_grad:
+            raise CaptureError("a tensor that requires grad is used but is no argument: its gradient would be lost")
         name = f"constant_{len(self._nodes)}"
         self.root.register_buffer(name, tensor, persistent=False)
         node = self.graph.create_node("get_attr", name)
@@ -109,10 +134,20 @@ class Recorder(TorchDispatchMode):
         return node
 
 
+@lru_cache(maxsize=None)
+def _is_composite(func: Any) -> bool:
+    return func.namespace != "prim" and func._can_decompose()
+
+
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, (tuple, list)) and any(_has_tensor(v) for v in value)
+
+
+def checkpointed(module: fx.GraphModule, *args: Any) -> Any:
+    """A region under `torch.utils.checkpoint`: a call like any other, which the split may know about."""
+    return module(*args)
 
 
 def run_with_sources(graph_module: fx.GraphModule, recorder: Recorder, args: Sequence[Any]) -> Any:
@@ -134,7 +169,9 @@ def run_with_sources(graph_module: fx.GraphModule, recorder: Recorder, args: Seq
         else:
             given = fx.node.map_arg(node.args, env.__getitem__)
             named = fx.node.map_arg(node.kwargs, env.__getitem__)
-            if node.op == "call_function":
+            if node.target is checkpointed:
+                env[node] = recorder.in_region(lambda: run_with_sources(given[0], recorder, given[1:]))  # noqa: B023
+            elif node.op == "call_function":
                 env[node] = node.target(*given, **named)
             elif node.op == "call_method":
                 env[node] = getattr(given[0], node.target)(*given[1:], **named)

@@ -1,7 +1,8 @@
 """What the functional graph leaves out, restored around the call: an ordered list of wrappers.
 
-Each states what it removes from the problem before tracing and what it restores at run time. `before`
-sees the arguments first to last, `after` sees arguments and results last to first.
+Each states what it removes from the problem before tracing and what it restores at run time. `before` turns
+the arguments into those the next one sees, first to last; `after` sees what its own `before` returned and the
+results, last to first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,28 @@ class Eager(Exception):
 
 
 @dataclass(frozen=True)
+class OneOfEach:
+    """Removes: arguments that are the same tensor; the trace has one input for them.
+
+    Restores: nothing, but where other arguments are the same than were, the user's own function runs.
+    """
+
+    places: tuple[int, ...]
+
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        kept: list[Any] = []
+        for arg, place in zip(args, self.places, strict=True):
+            if place == len(kept):
+                kept.append(arg)
+            elif kept[place] is not arg:
+                raise Eager
+        return kept
+
+    def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
+        return results
+
+
+@dataclass(frozen=True)
 class SeparateInputs:
     """Removes: inputs that share memory with one that is written to, which tracing takes for independent.
 
@@ -30,7 +53,7 @@ class SeparateInputs:
 
     mutated: tuple[int, ...]
 
-    def before(self, args: Sequence[Any]) -> None:
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
         owners: dict[int, int] = {}
         for position, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
@@ -38,6 +61,7 @@ class SeparateInputs:
                 other = owners.setdefault(key, position)
                 if key and other != position and (position in self.mutated or other in self.mutated):
                     raise Eager
+        return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         return results
@@ -52,8 +76,8 @@ class WriteBack:
 
     signature: Signature
 
-    def before(self, args: Sequence[Any]) -> None:
-        pass
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         stored = [args[i] for i in self.signature.mutated if self.signature.inputs[i].hidden]
@@ -75,8 +99,8 @@ class RebuildOutputs:
 
     outputs: tuple[Output, ...]
 
-    def before(self, args: Sequence[Any]) -> None:
-        pass
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         return [self._build(output, args, results) for output in self.outputs]
@@ -88,20 +112,46 @@ class RebuildOutputs:
         if output.kind == "input":
             return args[output.index]
         base = args[output.index] if output.kind == "view" else results[output.index]
+        if base.requires_grad and not output.needs_grad:
+            base = base.detach()
         window = output.window
         if window is None:
             return base
         return base.as_strided(window.sizes, window.strides, base.storage_offset() + window.offset)
 
 
+class AsTraced:
+    """Removes: autocast, whose casts are in the graph.
+
+    Restores: it stays off while the program runs, or operators called from there would cast once more.
+    """
+
+    def __init__(self, core: Core):
+        self.core = core
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        with torch._C._DisableAutocast():
+            return self.core(*args)
+
+
+def wrappers_for(signature: Signature) -> tuple[Any, ...]:
+    """Those that have something to do, outermost first."""
+    found: list[Any] = []
+    if signature.places:
+        found.append(OneOfEach(signature.places))
+    if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
+        found.append(RebuildOutputs(signature.outputs))
+    if signature.mutated:
+        found += [SeparateInputs(signature.mutated), WriteBack(signature)]
+    return tuple(found)
+
+
 def wrap(core: Core, signature: Signature, eager: Callable[..., Any]) -> Callable[..., Any]:
     """`core` with everything restored that `signature` says was removed; `core` itself if that is nothing."""
-    wrappers: list[Any] = []
-    if signature.mutated:
-        wrappers += [SeparateInputs(signature.mutated), WriteBack(signature)]
-    if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
-        wrappers.insert(0, RebuildOutputs(signature.outputs))
-    return Wrapped(core, tuple(wrappers), eager) if wrappers else core
+    if signature.autocast:
+        core = AsTraced(core)
+    wrappers = wrappers_for(signature)
+    return Wrapped(core, wrappers, eager) if wrappers else core
 
 
 @dataclass(frozen=True)
@@ -111,12 +161,15 @@ class Wrapped:
     eager: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
+        seen: list[Sequence[Any]] = []
+        inner: Sequence[Any] = args
         try:
             for wrapper in self.wrappers:
-                wrapper.before(args)
+                inner = wrapper.before(inner)
+                seen.append(inner)
         except Eager:
             return self.eager(*args)
-        results = list(self.core(*args))
-        for wrapper in reversed(self.wrappers):
-            results = wrapper.after(args, results)
+        results = list(self.core(*inner))
+        for wrapper, given in zip(reversed(self.wrappers), reversed(seen), strict=True):
+            results = wrapper.after(given, results)
         return results

@@ -197,7 +197,8 @@ class _Run:
         self.editor.created.clear()
         try:
             if candidate.extra_check is not None and not candidate.extra_check(match):
-                self.missed(candidate, match.root, match.declined or Miss(match.root, "the extra check said no", len(found.nodes)))
+                declined = match.declined or Miss(match.root, "the extra check said no", len(found.nodes))
+                self.missed(candidate, match.root, declined, told=match.declined is not None)
                 return False
             # Asked only now, since a unit of fuel is a rewrite and not an attempt; the function may still decline.
             if self.ctx.fuel == 0:
@@ -205,7 +206,7 @@ class _Run:
             results = candidate.function(match)
             if results is None:
                 if match.declined is not None:
-                    self.missed(candidate, match.root, match.declined)
+                    self.missed(candidate, match.root, match.declined, told=True)
                 self.editor.undo()
                 return False
             self.replace(match, results)
@@ -240,8 +241,9 @@ class _Run:
         if len(outputs) > 1:
             sort_stably(self.graph)
 
-    def missed(self, candidate: Rule, node: fx.Node, miss: Miss) -> None:
-        if miss.matched >= WORTH_TELLING or miss.why.startswith("the extra check"):
+    def missed(self, candidate: Rule, node: fx.Node, miss: Miss, told: bool = False) -> None:
+        """`told`: the rule itself gave the reason, so it is worth recording however little matched."""
+        if told or miss.matched >= WORTH_TELLING:
             stopped = miss.node if miss.node is not None else node
             self.ctx.missed(candidate.name, str(stopped.name), miss.why, miss.matched, source_of(stopped))
 

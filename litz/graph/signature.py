@@ -35,6 +35,9 @@ class Window:
     strides: tuple[int, ...]
     offset: int
 
+    def __str__(self) -> str:
+        return f"{list(self.sizes)} by {list(self.strides)} from {self.offset}"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -59,7 +62,9 @@ class Output:
         if self.kind == "input":
             return f"input {self.index} itself"
         base = "input" if self.kind == "view" else "result"
-        return f"view of {base} {self.index}{grad}"
+        if self.window is None:
+            return f"{base} {self.index} again{grad}"
+        return f"view of {base} {self.index}: {self.window}{grad}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Signature:
     outputs: tuple[Output, ...]
     results: int  # tensors the forward graph returns for the outputs
     differentiable: tuple[int, ...]  # graph results (then mutated inputs) that have tangents, in tangent order
+    places: tuple[int, ...] = ()  # for each argument of the caller, the input it is; empty where they are the same
+    autocast: bool = False  # traced, and so called, where autocast is on
 
     @property
     def mutated(self) -> tuple[int, ...]:
@@ -78,9 +85,17 @@ class Signature:
         """Inputs whose new value autograd must see: returned by the graph and copied in afterwards."""
         return tuple(i for i, x in enumerate(self.inputs) if x.mutated and not x.hidden)
 
+    @property
+    def repeated(self) -> tuple[tuple[int, int], ...]:
+        """Arguments that are an input seen before, and which one."""
+        return tuple((i, p) for i, p in enumerate(self.places) if p in self.places[:i])
+
     def __str__(self) -> str:
-        lines = [f"input {i}: {x}" for i, x in enumerate(self.inputs)]
+        lines = [f"argument {i}: input {place} again" for i, place in self.repeated]
+        lines += [f"input {i}: {x}" for i, x in enumerate(self.inputs)]
         lines += [f"output {i}: {x}" for i, x in enumerate(self.outputs)]
+        if self.autocast:
+            lines.append("under autocast")
         return "\n".join(lines)
 
 

@@ -62,7 +62,7 @@ def pattern_of(traced: fx.GraphModule, names: Sequence[str], scalars: Mapping[st
             if not all(isinstance(r, fx.Node) and r.op == "call_function" for r in results):
                 raise RuleError("a result of the search function is one of its inputs or a constant")
             items = tuple(made[r] for r in results)
-            return items[0] if len(items) == 1 else Outputs(_deepest_first(items))
+            return items[0] if len(items) == 1 else Outputs(items)
         else:
             raise RuleError(f"the search function holds a {node.op} ({node.target}), which no pattern can describe")
     raise RuleError("the search function returns nothing")
@@ -73,7 +73,3 @@ def _padded(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], .
     loose = any(isinstance(a, Wild) for a in (*args, *(v for _, v in kwargs)))
     return (*args, ...) if loose and isinstance(target, torch._ops.OpOverload) else args
 
-
-def _deepest_first(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    # The order of outputs is the caller's: the replacement's results pair with it.
-    return items

@@ -283,7 +283,7 @@ class Builder:
         return self._call(node, args, kwargs, why)
 
     def _call(self, node: fx.Node, args: tuple, kwargs: dict, why: str) -> Any:
-        fakes = node.meta["val"]
+        fakes = node.meta.get("val")  # None: an operator called for its effect alone
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         several = isinstance(fakes, (tuple, list))

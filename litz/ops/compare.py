@@ -11,7 +11,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Val, computed, operand
-from litz.ops.pointwise import elementwise, promoted
+from litz.ops.pointwise import divisor, elementwise, promoted
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -123,6 +123,8 @@ for _name, _target in _SCALAR_FIRST.items():
     def _scalar_first(b: Builder, node: fx.Node, x: float, y: View, _op: str = _name) -> Any:
         if computed(node.meta["val"]) == "b1" and _op not in ("and", "or", "xor"):
             return NotImplemented
+        if _op == "remainder":
+            return elementwise(b, node, lambda body, u, v: body.apply(_op, u, divisor(body, v)), x, y)
         return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
 
     lowers(_target)(_scalar_first)

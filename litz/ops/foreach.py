@@ -18,13 +18,14 @@ from litz.ops.registry import LOWERINGS, Lowering, lowers
 
 aten = torch.ops.aten
 
-# List operator -> the plain operators it may be, the first that takes the arguments at hand.
 _WITH_NUMBERS = ("ScalarList", "Scalar")
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
     "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
     "tan", "tanh", "trunc", "zero", "clone", "copy", "max",
 )  # fmt: skip
+_CLAMPS = {"clamp_min": "clamp_min", "clamp_max": "clamp_max", "maximum": "clamp_min", "minimum": "clamp_max"}
+# List operator -> the plain operator it is, by what its second argument is.
 _TABLE: dict[str, dict[str, str]] = {
     **{f"{name}.default": {"tensor": f"{name}.default"} for name in _UNARY},
     "norm.Scalar": {"tensor": "linalg_vector_norm.default", "number": "linalg_vector_norm.default"},
@@ -35,10 +36,13 @@ _TABLE: dict[str, dict[str, str]] = {
     },
     **{
         f"{name}.{form}": {"tensor": f"{plain}.Tensor", "number": f"{plain}.default"}
-        for name, plain in (("clamp_min", "clamp_min"), ("clamp_max", "clamp_max"), ("maximum", "clamp_min"), ("minimum", "clamp_max"))
+        for name, plain in _CLAMPS.items()
         for form in ("List", *_WITH_NUMBERS)
     },
-    **{f"pow.{form}": {"tensor": "pow.Tensor_Tensor", "number": "pow.Tensor_Scalar"} for form in ("List", *_WITH_NUMBERS)},
+    **{
+        f"pow.{form}": {"tensor": "pow.Tensor_Tensor", "number": "pow.Tensor_Scalar"}
+        for form in ("List", *_WITH_NUMBERS)
+    },
     "pow.ScalarAndTensor": {"tensor": "pow.Scalar"},
     **{f"{name}.{form}": {"tensor": f"{name}.default"} for name in ("addcmul", "addcdiv") for form in _WITH_NUMBERS},
     "lerp.List": {"tensor": "lerp.Tensor"},

@@ -48,7 +48,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, dtype_of, operand
-from litz.ops.registry import LOWERINGS
+from litz.ops.registry import LOWERINGS, lowering_of
 
 aten = torch.ops.aten
 
@@ -131,7 +131,7 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
         result = LOWERINGS[functional](builder, node, *args, **kwargs)
         if isinstance(result, View):
             return _write_over(builder, node, args[0], result)
-    lowering = LOWERINGS.get(target)
+    lowering = lowering_of(target)
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
     if not _typed(args, node.meta.get("val")):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.expr import Expr
+from litz.loop.dtype import compute_type, is_float
+from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Space, Val, broadcast
 from litz.ops.norm import over
@@ -81,3 +82,33 @@ def bmm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
 @lowers(aten.baddbmm.default)
 def baddbmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
     return b.library(node, (bias, x, y), {"beta": beta, "alpha": alpha})
+
+
+# -- a matrix and a vector: bound by memory, and so one more reduction ----------------------------
+@lowers(aten.mv.default)
+def mv(b: Builder, node: fx.Node, x: View, y: View) -> Any:
+    return _rows_times(b, node, x, y, None, 0, 1)
+
+
+@lowers(aten.addmv.default)
+def addmv(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
+    return _rows_times(b, node, x, y, None if beta == 0 else bias, beta, alpha)
+
+
+def _rows_times(b: Builder, node: fx.Node, x: View, y: View, bias: View | None, beta: float, alpha: float) -> Any:
+    dtype = compute_type(x.dtype)
+    if not is_float(dtype) or x.sizes[1] is ZERO:
+        return NotImplemented
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    point = space.over(out.sizes, out.strides)
+    k = space.reduce_over(x.sizes[1])
+    factors = (body.cast(body.load(x, (*point, k)), dtype), body.cast(body.load(y, (k,)), dtype))
+    total = over(space, body, "sum", factors[0] * factors[1])
+    total = total if alpha == 1 else total * alpha
+    if bias is not None:
+        added = body.cast(body.load(bias, broadcast(bias, point)), dtype)
+        total = total + (added if beta == 1 else added * beta)
+    body.store(out, point, total)
+    b.emit(space, body)
+    return out

@@ -287,8 +287,8 @@ def native_group_norm_backward(
         point = space.over(out.sizes, out.strides)
         incoming, normal, spread = values(body, point)
         incoming = _scaled(body, incoming, weight, (point[1] * each + point[2],))
-        level, tilt = (body.load(view, point[:2]) for view in levels)
-        body.store(out, point, (incoming - level - normal * tilt) * spread)
+        height, tilt = (body.load(view, point[:2]) for view in levels)
+        body.store(out, point, (incoming - height - normal * tilt) * spread)
         b.emit(space, body)
     return to_input, to_weight, to_bias
 

@@ -16,7 +16,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, from_torch, is_float
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Val, computed, operand
-from litz.ops.registry import lowers
+from litz.ops.registry import lowers, lowers_later
 
 aten = torch.ops.aten
 
@@ -173,6 +173,11 @@ def addcmul(b: Builder, node: fx.Node, x: View, y: View, z: View, value: float =
 @lowers(aten.addcdiv.default)
 def addcdiv(b: Builder, node: fx.Node, x: View, y: View, z: View, value: float = 1) -> View:
     return elementwise(b, node, lambda body, u, v, w: u + _scaled(body, v, value) / w, x, y, z)
+
+
+@lowers_later("prims::fma")  # Dynamo writes it for addcmul and its like with a tensor for a factor
+def fma(b: Builder, node: fx.Node, x: View, y: View, z: View) -> View:
+    return elementwise(b, node, lambda body, u, v, w: u * v + w, x, y, z)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)

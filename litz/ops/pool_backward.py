@@ -49,7 +49,7 @@ class _Windows:
         return o * self.stride - self.padding
 
     def counted(self, body: Body, start: Expr, size: int, count: int, edge: int, dtype: str) -> Val | int:
-        """How much of the window at `start` counts in an average: a number where that is the same for all of `count`."""
+        """How much of the window at `start` an average counts: a number where that is the same for all of `count`."""
         starts = [o * self.stride - self.padding for o in range(count)]
         lengths = {min(s + self.reach, size + edge) - max(s, -edge) for s in starts}
         if len(lengths) == 1:
@@ -70,7 +70,7 @@ def _gather(
     b: Builder, out: View, windows: Sequence[_Windows], sizes: Sequence[Expr],
     share: Callable[[Body, Point, Point, Val | None], Val],
 ) -> None:  # fmt: skip
-    """Each element of `out` becomes the sum of `share(body, element, window, exists)` over the windows it may lie in."""
+    """Each element of `out`: the sum of `share(body, element, window, exists)` over the windows it may lie in."""
     spatial = len(windows)
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
@@ -99,7 +99,8 @@ def max_pool_backward(
     if _strided_gather(node.meta["val"], spread(stride, spatial, spread(kernel, spatial))):
         return b.library(node, (grad, x, kernel, stride, padding, dilation, ceil_mode, indices), {})
     kernel = spread(kernel, spatial)
-    steps = zip(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial), strict=True)
+    stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
+    steps = zip(kernel, stride, padding, dilation, strict=True)
     windows = [_Windows(s, p, (k - 1) * d + 1) for k, s, p, d in steps]
     out = b.allocate(node.meta["val"])
     dtype = compute_type(grad.dtype)
@@ -118,7 +119,7 @@ def max_pool_backward(
 
 
 def _strided_gather(fake: torch.Tensor, stride: Sequence[int]) -> bool:
-    """Whether neighbours in memory are neighbours in space, and see windows at uneven distances: the library is faster."""
+    """Whether neighbours in memory are neighbours in space, whose windows lie apart: the library is faster then."""
     return fake.stride(-1) == 1 and fake.shape[-1] > 1 and stride[-1] > 1
 
 
@@ -149,7 +150,8 @@ def avg_pool_backward(
         if divisor is not None:
             return incoming / divisor
         for w, start, size, count in zip(windows, starts, sizes, grad.sizes[-spatial:], strict=True):
-            incoming = incoming / w.counted(body, start, size.int, count.int, w.padding if count_include_pad else 0, dtype)
+            edge = w.padding if count_include_pad else 0
+            incoming = incoming / w.counted(body, start, size.int, count.int, edge, dtype)
         return incoming
 
     _gather(b, out, windows, grad.sizes[-spatial:], share)

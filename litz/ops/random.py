@@ -30,9 +30,8 @@ def _bernoulli(b: Builder, fake: torch.Tensor, p: float, generator: Any = None) 
     """Ones with probability `p`, else zeros, in a new buffer like `fake`."""
     out = b.allocate(fake)
     kwargs = (("generator", generator),) if generator is not None else ()
-    b.steps.append(
-        Call(f"c{len(b.steps)}", "aten::bernoulli_.float", (out, float(p)), kwargs, (None,), (out.buffer,), "library", b.origin())
-    )
+    name, args = f"c{len(b.steps)}", (out, float(p))
+    b.steps.append(Call(name, "aten::bernoulli_.float", args, kwargs, (None,), (out.buffer,), "library", b.origin()))
     return out
 
 

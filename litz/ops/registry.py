@@ -26,3 +26,20 @@ def lowers(*targets: torch._ops.OpOverload | None) -> Callable[[Lowering], Lower
         return function
 
     return register
+
+
+_LATER: dict[str, Lowering] = {}
+
+
+def lowers_later(name: str) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for an operator that exists only once some other module has been imported: found by name."""
+
+    def register(function: Lowering) -> Lowering:
+        _LATER[name] = function
+        return function
+
+    return register
+
+
+def lowering_of(target: torch._ops.OpOverload) -> Lowering | None:
+    return LOWERINGS.get(target) or _LATER.get(target.name())

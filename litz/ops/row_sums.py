@@ -17,7 +17,8 @@ from litz.ops.pool import conjunction
 _STRETCH = 64  # rows added up in one go
 _MOST_STRETCHES = 256
 
-# What to add at a point of the tensor: one value a sum. Loads take the mask, which is None or says whether the row exists.
+# What to add at a point of the tensor: one value a sum. Loads take the mask, which says, if there is one, whether
+# the row exists.
 Terms = Callable[[Body, Point, "Val | None"], Sequence[Val]]
 # What to do with the sums at a point of the dimensions kept.
 Use = Callable[[Body, Point, Sequence[Val]], None]

@@ -51,9 +51,10 @@ def agrees(
     it lists under the last element if that is a dict named `{"leaves": […]}`.
     """
     fast = route(function)
+    own = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     for call in range(calls):
-        want = _once(function, make, call)
-        got = _once(fast, make, call)
+        want = _once(function, make, own, call)
+        got = _once(fast, make, own, call)
         _compare(got, want, rtol, atol)
     if compiled:
         assert_compiled()
@@ -72,16 +73,15 @@ def left_to_eager() -> bool:
     return report is not None and any("left to eager" in note for note in report.notes)
 
 
-def _once(function: Callable[..., Any], make: Callable[[], Inputs], call: int) -> dict[str, Any]:
+def _once(function: Callable[..., Any], make: Callable[[], Inputs], own: list[torch.Tensor], call: int) -> dict[str, Any]:
     torch.manual_seed(call)
-    *inputs, last = (*make(), None)
+    inputs = list(make())
     leaves = None
     if inputs and isinstance(inputs[-1], dict) and set(inputs[-1]) == {"leaves"}:
         leaves = inputs.pop()["leaves"]
     inputs_flat = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor)]
-    leaves = [x for x in inputs_flat if x.is_leaf] if leaves is None else leaves
-    if isinstance(function, torch.nn.Module):
-        leaves = [*leaves, *function.parameters()]
+    leaves = [*([x for x in inputs_flat if x.is_leaf] if leaves is None else leaves), *own]
+    leaves = [x for x in leaves if x.requires_grad]
     versions = [None if x.is_inference() else x._version for x in inputs_flat]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,7 +93,7 @@ def _once(function: Callable[..., Any], make: Callable[[], Inputs], call: int) -
     found["results"] = [x.detach().clone() for x in flat]
     total = sum(((x * _weights(x)).sum() for x in [*flat, *inputs_flat] if x.requires_grad and x.grad_fn is not None), torch.zeros(()))
     if total.requires_grad:
-        gradients = torch.autograd.grad(total, [x for x in leaves if x.requires_grad], allow_unused=True)
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
         found["gradients"] = gradients
     return found
 

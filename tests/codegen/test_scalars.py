@@ -17,8 +17,10 @@ LENGTHS = (1, 15, 16, 17, 100)
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-42, -1e-42, 3e38, -3e38, 1.0, -1.0, 0.5, -2.5, 88.7, -103.9)
 # SLEEF promises a unit or so; polynomials here are held to less in `test_polynomials`.
 FLOAT_ULPS = 4
-# Where the answer hangs on the last bit of an argument, or the reference itself is short of digits.
-LOOSE = {"lgamma": 1e4, "pow": 1e3, "tan": 16, "erfc": 64, "fma": 1e6}
+# In float64 the reference is no wider than the result: it rounds a product once more, and near a zero of lgamma
+# its own error shows (178 units were measured, beside 1.014; in float32 it is less than one).
+LOOSE = {"lgamma": 256, "fma": 16}
+EXACT = ("add", "sub", "mul", "div", "sqrt", "neg", "max", "min", "nextafter")
 TYPES = {"float": ("f32", "f64"), "int": ("i64", "i32", "i16", "i8"), "uint": ("u8",), "bool": ("b1",)}
 ROWS = [row for row in SCALARS.values() if row.name != "cast"]
 
@@ -58,7 +60,7 @@ def compare(row: Scalar, inputs: list[torch.Tensor]) -> None:
     result = "b1" if row.result == BOOL else dtype
     program = over_each(inputs, row.name, result)
     (found,) = run(program, inputs)
-    if DTYPES[result].kind != "float" or row.name in ("add", "sub", "mul", "div", "sqrt", "neg", "max", "min"):
+    if DTYPES[result].kind != "float" or row.name in EXACT:
         (expected,) = interpret(program, inputs)
         assert isinstance(expected, torch.Tensor)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
@@ -66,8 +68,9 @@ def compare(row: Scalar, inputs: list[torch.Tensor]) -> None:
     with np.errstate(all="ignore"):
         wide = [x.double().numpy() if x.is_floating_point() else x.numpy() for x in inputs]
         exact = torch.as_tensor(row.reference(*wide))
-    tiny = exact.abs() < torch.finfo(found.dtype).tiny  # some of SLEEF flushes denormal results
-    off = torch.where(tiny & (found.abs() < torch.finfo(found.dtype).tiny), 0.0, ulps(found, exact))
+    off = ulps(found, exact)
+    if row.name == "sigmoid":  # 1 / (1 + exp(-x)): the exponential overflows where the result would be denormal
+        off = torch.where((exact < torch.finfo(found.dtype).tiny) & (found == 0), 0.0, off)
     worst = int(off.nan_to_num(math.inf).argmax())
     at = [x[worst].item() for x in inputs]
     assert off[worst] <= LOOSE.get(row.name, FLOAT_ULPS), f"{row.name}{at} = {found[worst]}, not {exact[worst]}"
@@ -81,8 +84,8 @@ def test_samples_and_random_numbers(row: Scalar) -> None:
                 compare(row, arguments(row, dtype, length))
 
 
-# Torch's own answers differ from the reference's there, or SLEEF has none: finite numbers are held to above.
-NO_SPECIAL = {"fma", "lgamma", "pow", "atan2", "hypot", "nextafter", "remainder", "fmod", "floor_div"}
+# Divisions are held to torch's answers below; fma takes three arguments.
+NO_SPECIAL = {"fma", "remainder", "fmod", "floor_div"}
 
 
 SPECIAL_ROWS = [row for row in ROWS if "float" in row.kinds and row.name not in NO_SPECIAL]
@@ -92,8 +95,6 @@ SPECIAL_ROWS = [row for row in ROWS if "float" in row.kinds and row.name not in 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_special_values(row: Scalar, dtype: str) -> None:
     values = torch.tensor(SPECIAL if dtype == "f32" else (*SPECIAL, 1e300, -1e300), dtype=to_torch(dtype))
-    if row.name in ("sin", "cos", "tan"):
-        values = values[values.abs() < 1e30]  # reduced by fewer digits than that takes
     if row.arity == 1:
         compare(row, [values])
         return

@@ -118,7 +118,7 @@ def cases(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
         if first is not None and number >= first:
             return
         yield _case(entry, dtype, str(number), sample)
-        twin = sample.noncontiguous()
+        twin = sample.noncontiguous() if _is_strided(sample) else sample
         if _differs(sample, twin):
             yield _case(entry, dtype, f"{number}n", twin)
 
@@ -135,6 +135,11 @@ def refused(entry: Any) -> Iterator[Case]:
 def _case(entry: Any, dtype: str, label: str, sample: Any) -> Case:
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
     return Case(name_of(entry), dtype, label, entry.op, leaves, spec)
+
+
+def _is_strided(sample: Any) -> bool:
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return all(t.layout is torch.strided for t in leaves if isinstance(t, torch.Tensor))
 
 
 def _differs(sample: Any, twin: Any) -> bool:

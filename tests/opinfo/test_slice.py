@@ -15,7 +15,9 @@ from tests.opinfo.samples import Case, cases, database, dtypes_of, name_of, refu
 
 ENTRIES = {name_of(entry): entry for entry in database()}
 SMALL = 2000  # elements in all of a sample's tensors
-THROUGH_DYNAMO = sorted(ENTRIES)[::24]
+# Some entries have no type of ours on the CPU: float8 products, attention kernels for GPUs.
+TYPED = {name for name, entry in ENTRIES.items() if dtypes_of(entry)}
+THROUGH_DYNAMO = sorted(TYPED - NOT_ON_CPU)[::24]
 
 
 def first_case(entry: Any) -> Case | None:
@@ -31,7 +33,7 @@ def first_case(entry: Any) -> Case | None:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(ENTRIES) - NOT_ON_CPU))
+@pytest.mark.parametrize("name", sorted(TYPED - NOT_ON_CPU))
 def test_agrees_with_eager(name: str) -> None:
     case = first_case(ENTRIES[name])
     assert case is not None, "no sample at all"
@@ -46,7 +48,7 @@ def test_is_refused_by_eager_as_well(name: str) -> None:
     assert check(case).status == "refused"
 
 
-@pytest.mark.parametrize("name", [name for name in THROUGH_DYNAMO if name not in NOT_ON_CPU])
+@pytest.mark.parametrize("name", THROUGH_DYNAMO)
 def test_agrees_with_eager_through_the_front_door(name: str) -> None:
     case = first_case(ENTRIES[name])
     assert case is not None

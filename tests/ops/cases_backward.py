@@ -46,14 +46,30 @@ def _activation(name: str, *rest, result: bool = False) -> list[Case]:
 
 
 ACTIVATIONS = [
-    *_activation("gelu"), *_activation("silu"), *_activation("mish"),
-    *_activation("sigmoid", result=True), *_activation("tanh", result=True),
-    *_activation("threshold", 0), *_activation("threshold", 0.5), *_activation("leaky_relu", 0.1, False),
-    *_activation("hardtanh", -1, 2), *_activation("hardswish"), *_activation("hardsigmoid"),
-    *_activation("softplus", 1, 20), *_activation("softplus", 2, 3), *_activation("hardshrink", 0.5),
+    *_activation("gelu"),
+    *_activation("silu"),
+    *_activation("mish"),
+    *_activation("sigmoid", result=True),
+    *_activation("tanh", result=True),
+    *_activation("threshold", 0),
+    *_activation("threshold", 0.5),
+    *_activation("leaky_relu", 0.1, False),
+    *_activation("hardtanh", -1, 2),
+    *_activation("hardswish"),
+    *_activation("hardsigmoid"),
+    *_activation("softplus", 1, 20),
+    *_activation("softplus", 2, 3),
+    *_activation("hardshrink", 0.5),
     *_activation("softshrink", 0.5),
     case("gelu-tanh", lambda g, x: aten.gelu_backward(g, x, approximate="tanh"), G, X),
-    case("gelu-tanh-bf16", lambda g, x: aten.gelu_backward(g, x, approximate="tanh"), HALF, HALF_X, rtol=1.6e-2, atol=1e-2),
+    case(
+        "gelu-tanh-bf16",
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+        HALF,
+        HALF_X,
+        rtol=1.6e-2,
+        atol=1e-2,
+    ),
     case("elu", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x), G, X),
     case("elu-result", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 1, True, x), G, X),
     case("elu-edges", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x), torch.ones_like(EDGES), EDGES),
@@ -63,7 +79,7 @@ ACTIVATIONS = [
     case("prelu", lambda g, x, w: aten._prelu_kernel_backward(g, x, w), G, X, torch.rand(1, 5, 1)),
     case("glu", lambda g, x: aten.glu_backward(g, x, -1), torch.randn(3, 4), torch.randn(3, 8)),
     case("glu-first", lambda g, x: aten.glu_backward(g, x, 0), torch.randn(3, 4), torch.randn(6, 4)),
-]  # fmt: skip
+]
 
 
 # -- losses -----------------------------------------------------------------------------------
@@ -72,7 +88,13 @@ def _losses(name: str, *rest) -> list[Case]:
     one, each = torch.tensor(1.7), G
     x, y = torch.rand_like(X), torch.rand_like(X)
     return [
-        case(f"{name}-{reduction}-{'-'.join(map(str, rest))}", lambda g, u, v, r=reduction: operator(g, u, v, r, *rest), grad, x, y)
+        case(
+            f"{name}-{reduction}-{'-'.join(map(str, rest))}",
+            lambda g, u, v, r=reduction: operator(g, u, v, r, *rest),
+            grad,
+            x,
+            y,
+        )
         for reduction, grad in ((0, each), (1, one), (2, one))
     ]
 
@@ -83,18 +105,46 @@ def _bce(g, x, y, w, reduction):
 
 PROBABILITY = torch.tensor([0.0, 1.0, 0.3, 1e-20, 1 - 1e-7])
 LOSSES = [
-    *_losses("mse_loss_backward"), *_losses("smooth_l1_loss_backward", 0.3), *_losses("smooth_l1_loss_backward", 0.0),
-    *_losses("huber_loss_backward", 0.3), *_losses("soft_margin_loss_backward"),
-    case("mse_loss_backward-bf16", lambda g, x, y: aten.mse_loss_backward(g, x, y, 1), torch.tensor(1.5).bfloat16(), HALF_X, HALF),
+    *_losses("mse_loss_backward"),
+    *_losses("smooth_l1_loss_backward", 0.3),
+    *_losses("smooth_l1_loss_backward", 0.0),
+    *_losses("huber_loss_backward", 0.3),
+    *_losses("soft_margin_loss_backward"),
+    case(
+        "mse_loss_backward-bf16",
+        lambda g, x, y: aten.mse_loss_backward(g, x, y, 1),
+        torch.tensor(1.5).bfloat16(),
+        HALF_X,
+        HALF,
+    ),
     case("bce", lambda g, x, y: _bce(g, x, y, None, 1), torch.tensor(2.0), torch.rand_like(X), torch.rand_like(X)),
-    case("bce-weight", lambda g, x, y, w: _bce(g, x, y, w, 0), G, torch.rand_like(X), torch.rand_like(X), torch.rand(7)),
-    case("bce-certain", lambda g, x, y: _bce(g, x, y, None, 2), torch.tensor(1.0), PROBABILITY, torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])),
+    case(
+        "bce-weight", lambda g, x, y, w: _bce(g, x, y, w, 0), G, torch.rand_like(X), torch.rand_like(X), torch.rand(7)
+    ),
+    case(
+        "bce-certain",
+        lambda g, x, y: _bce(g, x, y, None, 2),
+        torch.tensor(1.0),
+        PROBABILITY,
+        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]),
+    ),
     case("bce-forward", lambda x, y: aten.binary_cross_entropy(x, y), torch.rand_like(X), torch.rand_like(X)),
     case("bce-forward-certain", lambda x, y: aten.binary_cross_entropy(x, y, None, 0), PROBABILITY, torch.ones(5)),
-    case("bce-logits", lambda x, y, w: aten.binary_cross_entropy_with_logits(x, y, w, w + 1), X, torch.rand_like(X), torch.rand(7)),
-    case("bce-logits-plain", lambda x, y: aten.binary_cross_entropy_with_logits(x, y, None, None, 2), X, torch.rand_like(X)),
+    case(
+        "bce-logits",
+        lambda x, y, w: aten.binary_cross_entropy_with_logits(x, y, w, w + 1),
+        X,
+        torch.rand_like(X),
+        torch.rand(7),
+    ),
+    case(
+        "bce-logits-plain",
+        lambda x, y: aten.binary_cross_entropy_with_logits(x, y, None, None, 2),
+        X,
+        torch.rand_like(X),
+    ),
     case("soft_margin", lambda x, y: aten.soft_margin_loss(x, y), X, torch.ones_like(X)),
-]  # fmt: skip
+]
 
 
 # -- views ------------------------------------------------------------------------------------
@@ -111,26 +161,56 @@ VIEWS = [
     case("diagonal", lambda g: aten.diagonal_backward(g, [5, 5], 0, 0, 1), torch.randn(5)),
     case("diagonal-above", lambda g: aten.diagonal_backward(g, [5, 3, 6], 2, 0, 2), torch.randn(3, 4)),
     case("diagonal-below", lambda g: aten.diagonal_backward(g, [5, 6], -1, 0, 1), torch.randn(4)),
-    case("unfold", lambda g: aten.unfold_backward(g, [3, 11], 1, 7, 1), torch.randn(3, 5, 7), calls=("aten::unfold_backward",)),
-]  # fmt: skip
+    case(
+        "unfold",
+        lambda g: aten.unfold_backward(g, [3, 11], 1, 7, 1),
+        torch.randn(3, 5, 7),
+        calls=("aten::unfold_backward",),
+    ),
+]
 
 
 # -- data says where --------------------------------------------------------------------------
 MANY = torch.randint(0, 20, (4, 30))
 PLACES = torch.stack([torch.randperm(40)[:30] % 20 for _ in range(4)])
 SCATTERED = [
-    case("embedding", lambda g, i: aten.embedding_dense_backward(g, i, 20, -1, False), torch.randn(4, 30, 8), MANY,
-         calls=("aten::embedding_dense_backward",)),
-    case("embedding-padding", lambda g, i: aten.embedding_dense_backward(g, i, 20, 3, True), torch.randn(4, 30, 8), MANY,
-         calls=("aten::embedding_dense_backward",)),
-    case("index_put-accumulate", lambda g, i: aten.index_put(g.new_zeros(20, 8), [i], g, True), torch.randn(4, 30, 8), MANY,
-         calls=("aten::index_put",)),
-    case("scatter_add-many", lambda g, i: g.new_zeros(4, 20).scatter_add(1, i, g), torch.randn(4, 30), MANY,
-         calls=("aten::scatter_add",)),
-    case("index_add-many", lambda g, i: g.new_zeros(20, 8).index_add(0, i[0], g), torch.randn(30, 8), MANY,
-         calls=("aten::index_add",)),
+    case(
+        "embedding",
+        lambda g, i: aten.embedding_dense_backward(g, i, 20, -1, False),
+        torch.randn(4, 30, 8),
+        MANY,
+        calls=("aten::embedding_dense_backward",),
+    ),
+    case(
+        "embedding-padding",
+        lambda g, i: aten.embedding_dense_backward(g, i, 20, 3, True),
+        torch.randn(4, 30, 8),
+        MANY,
+        calls=("aten::embedding_dense_backward",),
+    ),
+    case(
+        "index_put-accumulate",
+        lambda g, i: aten.index_put(g.new_zeros(20, 8), [i], g, True),
+        torch.randn(4, 30, 8),
+        MANY,
+        calls=("aten::index_put",),
+    ),
+    case(
+        "scatter_add-many",
+        lambda g, i: g.new_zeros(4, 20).scatter_add(1, i, g),
+        torch.randn(4, 30),
+        MANY,
+        calls=("aten::scatter_add",),
+    ),
+    case(
+        "index_add-many",
+        lambda g, i: g.new_zeros(20, 8).index_add(0, i[0], g),
+        torch.randn(30, 8),
+        MANY,
+        calls=("aten::index_add",),
+    ),
     case("max-gradient", lambda g, i: g.new_zeros(4, 20).scatter(1, i[:, :1], g), torch.randn(4, 1), MANY),
-]  # fmt: skip
+]
 
 
 # -- normalisations ---------------------------------------------------------------------------
@@ -173,29 +253,73 @@ NORMS = [
     case("layer_norm-turned", lambda g, x, w: _layer_norm(g, x, 1, w, w), TURNED, X, W7, strides=False, **CLOSE),
     case("layer_norm-stretches", lambda g, x, w: _layer_norm(g, x, 1, w, w), LONG_G, LONG_X, W4, **CLOSE),
     case("layer_norm-prime", lambda g, x, w: _layer_norm(g, x, 1, w, w), PRIME_G, PRIME_X, W4, **CLOSE),
-    case("layer_norm-bf16", lambda g, x, w: _layer_norm(g, x, 1, w, w), G[:1].bfloat16(), X[:1].bfloat16(), W7.bfloat16(), **ROUGH),
+    case(
+        "layer_norm-bf16",
+        lambda g, x, w: _layer_norm(g, x, 1, w, w),
+        G[:1].bfloat16(),
+        X[:1].bfloat16(),
+        W7.bfloat16(),
+        **ROUGH,
+    ),
     case("layer_norm-mixed", lambda g, x, w: _layer_norm(g, x, 1, w, w), HALF, HALF_X, W7, **ROUGH),
     case("group_norm", lambda g, x, w: _group_norm(g, x, w, 3), IMAGE_G, IMAGE, W6, **CLOSE),
     case("group_norm-one", lambda g, x, w: _group_norm(g, x, w, 1), IMAGE_G, IMAGE, W6, **CLOSE),
     case("group_norm-bare", lambda g, x: _group_norm(g, x, None, 2, (True, False, False)), IMAGE_G, IMAGE, **CLOSE),
-    case("group_norm-bf16", lambda g, x, w: _group_norm(g, x, w, 2), IMAGE_G.bfloat16(), IMAGE.bfloat16(), W6.bfloat16(), **ROUGH),
+    case(
+        "group_norm-bf16",
+        lambda g, x, w: _group_norm(g, x, w, 2),
+        IMAGE_G.bfloat16(),
+        IMAGE.bfloat16(),
+        W6.bfloat16(),
+        **ROUGH,
+    ),
     case("batch_norm", lambda *a: _batch_norm(*a, True), IMAGE_G, IMAGE, W6, M6, V6, **CLOSE),
     case("batch_norm-last", lambda *a: _batch_norm(*a, True), LAST_G, LAST, W6, M6, V6, **CLOSE),
     case("batch_norm-layouts", lambda *a: _batch_norm(*a, True), IMAGE_G, LAST, W6, M6, V6, strides=False, **CLOSE),
     case("batch_norm-fixed", lambda *a: _batch_norm(*a, False), IMAGE_G, IMAGE, W6, M6, V6, **CLOSE),
     case("batch_norm-fixed-last", lambda *a: _batch_norm(*a, False), LAST_G, LAST, W6, M6, V6, **CLOSE),
-    case("batch_norm-rows", lambda *a: _batch_norm(*a, True), torch.randn(300, 6), torch.randn(300, 6), W6, M6, V6, **CLOSE),
+    case(
+        "batch_norm-rows",
+        lambda *a: _batch_norm(*a, True),
+        torch.randn(300, 6),
+        torch.randn(300, 6),
+        W6,
+        M6,
+        V6,
+        **CLOSE,
+    ),
     case("batch_norm-input", lambda *a: _batch_norm(*a, True, (True, False, False)), LAST_G, LAST, W6, M6, V6, **CLOSE),
     case("batch_norm-bf16", lambda *a: _batch_norm(*a, True), LAST_G.bfloat16(), LAST.bfloat16(), W6, M6, V6, **ROUGH),
     case("softmax", lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32), G, X.softmax(-1)),
     case("softmax-middle", lambda g, y: aten._softmax_backward_data(g, y, 1, torch.float32), TURNED, X.softmax(1)),
-    case("softmax-bf16", lambda g, y: aten._softmax_backward_data(g, y, -1, torch.bfloat16), HALF, X.softmax(-1).bfloat16(), rtol=2e-2, atol=2e-3),
+    case(
+        "softmax-bf16",
+        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.bfloat16),
+        HALF,
+        X.softmax(-1).bfloat16(),
+        rtol=2e-2,
+        atol=2e-3,
+    ),
     case("log_softmax", lambda g, y: aten._log_softmax_backward_data(g, y, -1, torch.float32), G, X.log_softmax(-1)),
-    case("log_softmax-first", lambda g, y: aten._log_softmax_backward_data(g, y, 0, torch.float32), EXPANDED, X.log_softmax(0)),
-    case("log_softmax-number", lambda g, y: aten._log_softmax_backward_data(g, y, 0, torch.float32), torch.tensor(2.0), torch.tensor(0.0)),
-    case("safe_softmax", lambda x: aten._safe_softmax(x, -1), torch.where(X > 0, X, -INF).masked_fill(torch.eye(5, 7) > 0, -INF)),
+    case(
+        "log_softmax-first",
+        lambda g, y: aten._log_softmax_backward_data(g, y, 0, torch.float32),
+        EXPANDED,
+        X.log_softmax(0),
+    ),
+    case(
+        "log_softmax-number",
+        lambda g, y: aten._log_softmax_backward_data(g, y, 0, torch.float32),
+        torch.tensor(2.0),
+        torch.tensor(0.0),
+    ),
+    case(
+        "safe_softmax",
+        lambda x: aten._safe_softmax(x, -1),
+        torch.where(X > 0, X, -INF).masked_fill(torch.eye(5, 7) > 0, -INF),
+    ),
     case("safe_softmax-masked", lambda x: aten._safe_softmax(x, -1), torch.tensor([[-INF] * 9, [1.0] * 9])),
-]  # fmt: skip
+]
 
 
 # -- pooling ----------------------------------------------------------------------------------
@@ -228,7 +352,13 @@ POOLS = [
     case("max_pool-overlap", lambda x: _max_pool(x, [3, 3], [1, 1], [1, 1], [1, 1], False), IMAGE),
     case("max_pool-dilated", lambda x: _max_pool(x, [3, 2], [2, 1], [1, 0], [2, 3], True), IMAGE),
     case("max_pool-gaps", lambda x: _max_pool(x, [1, 2], [3, 3], [0, 0], [1, 1], False), LAST),
-    case("max_pool-bf16", lambda x: _max_pool(x, [3, 3], [2, 2], [1, 1], [1, 1], False), LAST.bfloat16(), rtol=2e-2, atol=2e-2),
+    case(
+        "max_pool-bf16",
+        lambda x: _max_pool(x, [3, 3], [2, 2], [1, 1], [1, 1], False),
+        LAST.bfloat16(),
+        rtol=2e-2,
+        atol=2e-2,
+    ),
     case("max_pool-no-batch", lambda x: _max_pool(x[0], [3, 3], [1, 1], [1, 1], [1, 1], False), IMAGE),
     case("max_pool-3d", _max_pool3d, torch.randn(1, 2, 4, 5, 6)),
     case("avg_pool", lambda x: _avg_pool(x, [2, 2], [2, 2], [0, 0]), IMAGE),
@@ -237,14 +367,19 @@ POOLS = [
     case("avg_pool-ceil", lambda x: _avg_pool(x, [3, 2], [2, 3], [1, 0], True), IMAGE),
     case("avg_pool-ceil-inside", lambda x: _avg_pool(x, [3, 3], [2, 2], [1, 1], True, False), LAST),
     case("avg_pool-divisor", lambda x: _avg_pool(x, [3, 3], [1, 1], [1, 1], False, True, 5), IMAGE),
-    case("avg_pool-3d", lambda x: aten.avg_pool3d_backward(aten.avg_pool3d(x, [2, 3, 2]).cos(), x, [2, 3, 2], [2, 3, 2], [0, 0, 0], False, True, None),
-         torch.randn(1, 2, 4, 6, 6)),
+    case(
+        "avg_pool-3d",
+        lambda x: aten.avg_pool3d_backward(
+            aten.avg_pool3d(x, [2, 3, 2]).cos(), x, [2, 3, 2], [2, 3, 2], [0, 0, 0], False, True, None
+        ),
+        torch.randn(1, 2, 4, 6, 6),
+    ),
     case("adaptive-one", lambda x: _adaptive(x, [1, 1]), IMAGE),
     case("adaptive-one-last", lambda x: _adaptive(x, [1, 1]), LAST),
     case("adaptive-even", lambda x: _adaptive(x, [3, 4]), IMAGE),
     case("adaptive-uneven", lambda x: _adaptive(x, [4, 3]), LAST),
     case("adaptive-more", lambda x: _adaptive(x, [12, 11]), IMAGE),
-]  # fmt: skip
+]
 
 
 # -- lists of tensors, and whole steps --------------------------------------------------------
@@ -287,23 +422,77 @@ def _fused(operator, states, counts, **options):
 
 
 COUNTS = [torch.tensor(3.0), torch.tensor(4.0)]
-ADAM = dict(lr=1e-2, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, maximize=False)
-SGD = dict(lr=1e-2, weight_decay=0.1, momentum=0.9, dampening=0.2, maximize=False, is_first_step=False)
+ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "maximize": False}
+SGD = {"lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9, "dampening": 0.2, "maximize": False, "is_first_step": False}
 OPTIMIZERS = [
-    _list("add", "List", 2, alpha=0.5), _list("add", "Scalar", 1, 2.0), _list("add", "ScalarList", 1, [1.0, 2.0, 3.0]),
-    _list("mul", "List", 2), _list("mul", "Scalar", 1, 0.3), _list("div", "ScalarList", 1, [2.0, 4.0, 5.0]),
-    _list("sub", "List", 2), _list("neg", "default", 1), _list("sqrt", "default", 1), _list("abs", "default", 1),
-    _list("maximum", "List", 2), _list("clamp_min", "Scalar", 1, 0.1), _list("minimum", "Scalar", 1, 0.1),
-    _list("addcmul", "Scalar", 3, 0.5), _list("addcdiv", "ScalarList", 3, [1.0, 2.0, 3.0]), _list("addcdiv", "Scalar", 3, -0.5),
-    _list("lerp", "Scalar", 2, 0.1), _list("lerp", "List", 3), _list("pow", "Scalar", 1, 2), _list("norm", "Scalar", 1, 2),
-    _list("zero", "default", 1), _list("clone", "default", 1), _list("copy", "default", 2), _list("reciprocal", "default", 1),
+    _list("add", "List", 2, alpha=0.5),
+    _list("add", "Scalar", 1, 2.0),
+    _list("add", "ScalarList", 1, [1.0, 2.0, 3.0]),
+    _list("mul", "List", 2),
+    _list("mul", "Scalar", 1, 0.3),
+    _list("div", "ScalarList", 1, [2.0, 4.0, 5.0]),
+    _list("sub", "List", 2),
+    _list("neg", "default", 1),
+    _list("sqrt", "default", 1),
+    _list("abs", "default", 1),
+    _list("maximum", "List", 2),
+    _list("clamp_min", "Scalar", 1, 0.1),
+    _list("minimum", "Scalar", 1, 0.1),
+    _list("addcmul", "Scalar", 3, 0.5),
+    _list("addcdiv", "ScalarList", 3, [1.0, 2.0, 3.0]),
+    _list("addcdiv", "Scalar", 3, -0.5),
+    _list("lerp", "Scalar", 2, 0.1),
+    _list("lerp", "List", 3),
+    _list("pow", "Scalar", 1, 2),
+    _list("norm", "Scalar", 1, 2),
+    _list("zero", "default", 1),
+    _list("clone", "default", 1),
+    _list("copy", "default", 2),
+    _list("reciprocal", "default", 1),
     case("foreach-pow-number", _steps, *COUNTS),
     case("foreach-mul-tensor", lambda x, y, s: aten._foreach_mul.Tensor([x, y], s), *PLAIN, torch.tensor(0.3)),
-    case("adamw", _fused(aten._fused_adamw.default, 2, True, amsgrad=False, **ADAM), *PLAIN, *[p.sin() for p in PLAIN], *PLAIN, *STATE, *COUNTS),
-    case("adam", _fused(aten._fused_adam.default, 2, True, amsgrad=False, **ADAM), *PLAIN, *[p.sin() for p in PLAIN], *PLAIN, *STATE, *COUNTS),
-    case("adamw-amsgrad", _fused(aten._fused_adamw.default, 3, True, amsgrad=True, **ADAM), *PLAIN, *[p.sin() for p in PLAIN], *PLAIN, *STATE, *[s * 1.1 for s in STATE], *COUNTS),
-    case("sgd", _fused(aten._fused_sgd.default, 1, False, nesterov=False, **SGD), *PLAIN, *[p.sin() for p in PLAIN], *PLAIN),
-    case("sgd-nesterov", _fused(aten._fused_sgd.default, 1, False, nesterov=True, **{**SGD, "dampening": 0}), *PLAIN, *[p.sin() for p in PLAIN], *PLAIN),
-]  # fmt: skip
+    case(
+        "adamw",
+        _fused(aten._fused_adamw.default, 2, True, amsgrad=False, **ADAM),
+        *PLAIN,
+        *[p.sin() for p in PLAIN],
+        *PLAIN,
+        *STATE,
+        *COUNTS,
+    ),
+    case(
+        "adam",
+        _fused(aten._fused_adam.default, 2, True, amsgrad=False, **ADAM),
+        *PLAIN,
+        *[p.sin() for p in PLAIN],
+        *PLAIN,
+        *STATE,
+        *COUNTS,
+    ),
+    case(
+        "adamw-amsgrad",
+        _fused(aten._fused_adamw.default, 3, True, amsgrad=True, **ADAM),
+        *PLAIN,
+        *[p.sin() for p in PLAIN],
+        *PLAIN,
+        *STATE,
+        *[s * 1.1 for s in STATE],
+        *COUNTS,
+    ),
+    case(
+        "sgd",
+        _fused(aten._fused_sgd.default, 1, False, nesterov=False, **SGD),
+        *PLAIN,
+        *[p.sin() for p in PLAIN],
+        *PLAIN,
+    ),
+    case(
+        "sgd-nesterov",
+        _fused(aten._fused_sgd.default, 1, False, nesterov=True, **{**SGD, "dampening": 0}),
+        *PLAIN,
+        *[p.sin() for p in PLAIN],
+        *PLAIN,
+    ),
+]
 
 CASES = [*ACTIVATIONS, *LOSSES, *VIEWS, *SCATTERED, *NORMS, *POOLS, *OPTIMIZERS]

@@ -283,6 +283,7 @@ def _floor_div(m: Arithmetic, args: Sequence[str]) -> str:
     if m.kind == "uint":
         return _int_division(m, "div", a, b)
     if m.kind == "int":
+        b = _safe_divisor(m, b)
         quotient = _int_division(m, "div", a, b)
         rest = m.i("sub", a, m.i("mul", quotient, b))
         wrong = m.w.let(f"xor {m.bool_t} {m.cmp('slt', rest, m.c(0))}, {m.cmp('slt', b, m.c(0))}")

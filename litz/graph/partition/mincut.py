@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.signature import Joint
+from litz.graph.alias import base
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
+from litz.graph.signature import Joint
 
 aten = torch.ops.aten
 
@@ -29,7 +30,8 @@ class Split:
     saved_primals: tuple[int, ...]  # arguments the backward reads
     saved_results: tuple[int, ...]  # of the forward's own results, those the backward reads
     saved: int  # tensors that follow the forward's own results, for the backward alone
-    # The backward takes these in this order, then any plain numbers the forward returned last, then the tangents.
+    owned: tuple[bool, ...]  # for each of those, whether its memory is the backward's to use again
+    taken: int  # inputs of the backward before the tangents: all of these in this order, then plain numbers
 
 
 # Cheap to compute again although not marked pointwise.
@@ -50,17 +52,37 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     forward_results, gradients = results[: joint.forward_outputs], results[joint.forward_outputs :]
     late = _descendants(tangents)
     needed = _ancestors([g for g in gradients if isinstance(g, fx.Node)])
-    kept = _minimum_cut(graph, primals, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
+    written = {primals[i] for i in joint.signature.mutated}
+    unwritten = {p for p in primals if p not in written}
+    kept = _minimum_cut(graph, unwritten, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
     plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
-    saved_primals = tuple(primals.index(n) for n in tensors if n.op == "placeholder")
-    saved_results = tuple(forward_results.index(n) for n in tensors if n in forward_results)
-    saved = [n for n in tensors if n.op != "placeholder" and n not in forward_results]
+    number = {n: i for i, n in reversed(list(enumerate(forward_results))) if isinstance(n, fx.Node)}
+    place = {n: i for i, n in enumerate(primals)}
+    saved_primals = tuple(place[n] for n in tensors if n in unwritten)
+    saved_results = tuple(number[n] for n in tensors if n in number and n not in place)
+    saved = [n for n in tensors if n in written or (n not in place and n not in number)]
+    # An input that the forward writes to is kept as it was before.
+    copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
     early = [n for n in graph.nodes if n not in late]
-    forward = _extract(joint.graph, primals, [*forward_results, *saved, *plain], [n for n in early if _must_run(n)])
+    returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
+    forward = _extract(joint.graph, primals, returned, [n for n in early if _must_run(n)])
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [])
-    return Split(forward, backward, saved_primals, saved_results, len(saved))
+    return Split(forward, backward, saved_primals, saved_results, len(saved), _owned(saved, forward_results), len(taken))
+
+
+def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
+    with graph.inserting_after(after):
+        copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _owned(saved: list[fx.Node], results: list[Any]) -> tuple[bool, ...]:
+    """Of the tensors saved, which are memory that no result shows to the user."""
+    shown = {base(n) for n in results if isinstance(n, fx.Node)}
+    return tuple(base(n) not in shown for n in saved)
 
 
 def _descendants(roots: list[fx.Node]) -> set[fx.Node]:
@@ -86,18 +108,17 @@ def _ancestors(roots: list[fx.Node]) -> set[fx.Node]:
 
 
 def _minimum_cut(
-    graph: fx.Graph, primals: list[fx.Node], late: set[fx.Node], needed: set[fx.Node], results: set[fx.Node]
+    graph: fx.Graph, alive: set[fx.Node], late: set[fx.Node], needed: set[fx.Node], results: set[fx.Node]
 ) -> list[fx.Node]:
-    """The forward nodes to keep, in graph order."""
+    """The forward nodes to keep, in graph order. `alive`: inputs that keep their value, and so cost nothing."""
     network = FlowNetwork()
     source, sink = network.vertex(), network.vertex()
     inward: dict[fx.Node, int] = {}
     outward: dict[fx.Node, int] = {}
     early = [n for n in graph.nodes if n in needed and n not in late and n.op != "output"]
-    primal_set = set(primals)
     for node in early:
         inward[node], outward[node] = network.vertex(), network.vertex()
-        network.edge(inward[node], outward[node], _price(node, primal_set))
+        network.edge(inward[node], outward[node], _price(node, alive))
         if node.op == "placeholder" or not _again(node):
             network.edge(source, inward[node], INFINITE)
     for node in early:
@@ -114,11 +135,11 @@ def _minimum_cut(
     return [n for n in early if inward[n] in reached and outward[n] not in reached]
 
 
-def _price(node: fx.Node, primals: set[fx.Node]) -> int:
+def _price(node: fx.Node, alive: set[fx.Node]) -> int:
     """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases."""
     value = node.meta.get("val")
-    if node in primals:
-        return 1  # alive anyway
+    if node in alive:
+        return 1
     if isinstance(value, (torch.SymInt, int, float, bool)):
         return 1
     if not isinstance(value, torch.Tensor) or _is_view(node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litz.graph.rewrite import Rules
+from litz.graph.rules.activation import ACTIVATION
 from litz.graph.rules.attention import ATTENTION
 from litz.graph.rules.conv_bn import CONV_BN
 from litz.graph.rules.gpu import GPU
@@ -11,10 +12,11 @@ from litz.graph.rules.softmax import SOFTMAX
 from litz.graph.rules.split_cat import SPLIT_CAT
 from litz.graph.rules.unique_index import UNIQUE_INDEX
 
-JOINT: Rules = SOFTMAX + ATTENTION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
+JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
 POST_GRAD: Rules = NOOP + GPU
 
 SUBJECTS: dict[str, Rules] = {
+    "activation": ACTIVATION,
     "attention": ATTENTION,
     "conv_bn": CONV_BN,
     "gpu": GPU,

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.graph.alias import is_view
+from litz.graph.editor import same_layout
+
 aten = torch.ops.aten
 
 PRODUCTS = (aten.bmm.default, aten.mm.default)
@@ -75,7 +78,12 @@ def read(root: fx.Node, uniform: Uniform) -> Attention:
     probabilities, values = root.args[0], root.args[1]
     assert isinstance(probabilities, fx.Node) and isinstance(values, fx.Node)
     found = Attention(root, root, values)
-    softmax = _to_softmax(probabilities, found)
+    try:
+        softmax = _to_softmax(probabilities, found)
+    except NoAttention as no:
+        # Most products have nothing to do with attention; those near a softmax are worth telling about.
+        near = no.node.target in SOFTMAX or _softmax_above(no.node, 4)
+        raise NoAttention(no.node, no.why, 1 if near else 0) from None
     found.softmax = softmax
     scores = softmax.args[0]
     assert isinstance(scores, fx.Node)
@@ -95,9 +103,40 @@ def _to_softmax(node: fx.Node, found: Attention) -> fx.Node:
         found.leads.append(shape(node)[:-2])
         if node.target in SOFTMAX:
             return node
-        if node.target not in _REGROUP and node.target not in _COPY and not _is_float_cast(node):
-            raise NoAttention(node, f"{_what(node)} is between the product with the values and the softmax", 0)
-        node = _source(node)
+        if not is_view(node) and node.target not in _COPY and not _is_float_cast(node):
+            raise NoAttention(node, f"{_what(node)} is between the softmax and the product with the values", 0)
+        node = _before_views(node, matrix, found)
+
+
+def _before_views(node: fx.Node, matrix: tuple[int, ...], found: Attention) -> fx.Node:
+    """The source of a copy or cast; or of a chain of views that, taken together, only regroups the batch."""
+    start, source = node, _source(node)
+    if not is_view(node) or (node.target in _REGROUP and shape(source)[-2:] == matrix):
+        return source
+    for _ in range(8):
+        if shape(source)[-2:] == matrix and _is_reshaped(source.meta["val"], start.meta["val"]):
+            return source
+        if not is_view(source) or not is_tensor(source.args[0]):
+            break
+        _only_use(source, found)
+        found.passed.append(source)
+        source = _source(source)
+    raise NoAttention(start, f"{_what(start)} rearranges the matrix", len(found.passed))
+
+
+def _is_reshaped(whole: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view is the whole in another shape, its elements in the same order: strides tell."""
+    if whole.numel() != view.numel():
+        return False
+    try:
+        return same_layout(whole.view(view.shape), view)
+    except RuntimeError:
+        return False
+
+
+def _softmax_above(node: fx.Node, steps: int) -> bool:
+    inputs = [i for i in node.all_input_nodes if i.op == "call_function"]
+    return any(i.target in SOFTMAX for i in inputs) or (steps > 0 and any(_softmax_above(i, steps - 1) for i in inputs[:2]))
 
 
 def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform) -> None:
@@ -120,8 +159,8 @@ def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform
                 found.masks.append(Mask(node.args[0], factor * beta, lead))  # type: ignore[arg-type, operator]
             found.q, found.k, found.scale = *_pair(node, 1), factor * alpha  # type: ignore[operator]
             return
-        if target in _REGROUP or target in _COPY or _is_float_cast(node):
-            node = _source(node)
+        if is_view(node) or target in _COPY or _is_float_cast(node):
+            node = _before_views(node, matrix, found)
             continue
         scaled = scale_of(node, uniform)
         if scaled is not None:
@@ -170,7 +209,7 @@ def _comes_from_product(node: fx.Node, uniform: Uniform) -> bool:
     for _ in range(32):
         if node.target in PRODUCTS or node.target is aten.baddbmm.default:
             return True
-        if node.target in _REGROUP or node.target in _COPY or _is_float_cast(node):
+        if is_view(node) or node.target in _COPY or _is_float_cast(node):
             node = _source(node)
             continue
         scaled = scale_of(node, uniform)

@@ -1,0 +1,88 @@
+"""Sort a function's outputs by whose memory they are.
+
+In: the outputs of a traced function and its inputs, as functional tensors. Out: an `Output` each, and the
+tensors that the graph itself must return.
+
+Outputs that share the memory of an intermediate are rebuilt, at run time, as views of one tensor that holds
+all of it. That must be the tensor autograd knows as their base, or the gradient of one would not reach what
+the others are views of; so the graph returns it even where the user does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from litz.errors import CaptureError
+from litz.graph.signature import Output, Window
+
+
+def classify(
+    outputs: list[Any], inputs: list[Any], laid_out: Callable[[torch.Tensor, int], torch.Tensor]
+) -> tuple[list[Output], list[torch.Tensor]]:
+    """`laid_out(tensor, position)` is the tensor with the strides the user expects of that output."""
+    of_input = {_storage(w): i for i, w in reversed(list(enumerate(inputs))) if isinstance(w, FunctionalTensor)}
+    itself = {id(w): i for i, w in enumerate(inputs)}
+    shared = _shared(outputs, of_input)
+    found: list[Output] = []
+    results: list[torch.Tensor] = []
+    place: dict[int, int] = {}  # tensor -> its number among the results
+    for position, out in enumerate(outputs):
+        if not isinstance(out, torch.Tensor):
+            found.append(Output("plain", value=out))
+        elif out.is_conj() or out.is_neg():
+            raise CaptureError(f"output {position} is conjugated or negated lazily", stage="trace")
+        elif id(out) in itself:
+            found.append(Output("input", itself[id(out)]))
+        elif _storage(out) in of_input:
+            index = of_input[_storage(out)]
+            found.append(_view("view", index, out, inputs[index], position))
+        elif id(out) in place:
+            found.append(Output("part", place[id(out)], None, out.requires_grad))
+        elif _storage(out) in shared:
+            base = shared[_storage(out)]
+            if laid_out(out, position) is not out:
+                raise CaptureError(f"output {position} shares memory and is laid out otherwise than in eager", stage="trace")
+            index = place.setdefault(id(base), len(results))
+            if index == len(results):
+                results.append(base)
+            if base is out:
+                found.append(Output("fresh", index, None, out.requires_grad))
+            else:
+                found.append(_view("part", index, out, base, position))
+        else:
+            place[id(out)] = len(results)
+            results.append(laid_out(out, position))
+            found.append(Output("fresh", place[id(out)], None, results[-1].requires_grad))
+    return found, results
+
+
+def _shared(outputs: list[Any], of_input: dict[int, int]) -> dict[int, torch.Tensor]:
+    """Storages of intermediates that several outputs share -> the tensor to return for all of them."""
+    members: dict[int, dict[int, torch.Tensor]] = {}
+    for out in outputs:
+        if isinstance(out, FunctionalTensor) and _storage(out) not in of_input:
+            members.setdefault(_storage(out), {})[id(out)] = out
+    return {storage: _base(list(group.values())) for storage, group in members.items() if len(group) > 1}
+
+
+def _base(group: list[torch.Tensor]) -> torch.Tensor:
+    differentiable = [t for t in group if t.requires_grad]
+    bases = {id(b): b for b in (t._base if t._is_view() else t for t in differentiable or group) if b is not None}
+    if len(bases) > 1 and differentiable:
+        raise CaptureError("outputs share memory in a way autograd does not know of", stage="trace")
+    return next(iter(bases.values()), group[0])
+
+
+def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
+    if base.dtype != view.dtype:
+        raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
+    window = Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
+    return Output(kind, index, window, view.requires_grad)
+
+
+def _storage(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata

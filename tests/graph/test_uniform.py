@@ -1,0 +1,107 @@
+"""What can be proved about constants: uniform values, all-true and causal masks, and what must not be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from litz.graph.uniform import Constants, compress, is_causal
+from tests.graph.rewriting import capture
+
+X = torch.randn(3, 8)
+INDEX = torch.randint(0, 3, (5,))
+
+
+def proved(function, *inputs) -> torch.Tensor | None:
+    graph = capture(lambda *args: (function(*args),), inputs or [X])
+    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
+    return Constants(graph).compact(output.args[0][0])
+
+
+def grid(q: int, k: int):
+    return torch.arange(q).unsqueeze(1), torch.arange(k).unsqueeze(0)
+
+
+ALL_TRUE = {
+    "ones": lambda x: torch.ones(4, 8, dtype=torch.bool),
+    "arange": lambda x: torch.arange(8).unsqueeze(0) >= 0,
+    "expanded": lambda x: (torch.arange(8) >= 0).expand(2, 1, 4, 8),
+    "where": lambda x: torch.where(torch.arange(8) < 9, torch.ones(8), torch.zeros(8)) > 0,
+    "and": lambda x: (torch.arange(8) >= 0) & torch.ones(3, 8, dtype=torch.bool),
+    "or anything": lambda x: torch.ones_like(x, dtype=torch.bool) | (x > 0),
+    "not": lambda x: torch.logical_not(torch.zeros(8, dtype=torch.bool)),
+    "like anything": lambda x: torch.ones_like(x) > 0,
+    "indexed by anything": lambda x: torch.ones(4, dtype=torch.bool)[(x > 0).long()],
+    "gathered by anything": lambda x: torch.ones(3, 4).gather(1, (x > 0).long()) == 1,
+    "eq of cumsum": lambda x: (torch.arange(6).diff() != 1).cumsum(0).unsqueeze(0) == 0,
+}
+
+
+@pytest.mark.parametrize("name", ALL_TRUE)
+def test_all_true(name: str) -> None:
+    found = proved(ALL_TRUE[name])
+    assert found is not None and found.numel() == 1 and bool(found.item())
+    torch.testing.assert_close(ALL_TRUE[name](X), found.expand(ALL_TRUE[name](X).shape))
+
+
+NOT_KNOWN = {
+    "data": lambda x: x > 0,
+    "and data": lambda x: torch.ones(3, 8, dtype=torch.bool) & (x > 0),
+    "zero times data": lambda x: x * 0 == 0,  # not for NaN
+    "random": lambda x: torch.rand(8) >= 0,
+    "ones at data, written": lambda x: torch.ones(3, 8).masked_fill(x > 0, 0.0) == 1,
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_not_known(name: str) -> None:
+    assert proved(NOT_KNOWN[name]) is None
+
+
+def le(q, k):
+    rows, columns = grid(q, k)
+    return columns <= rows
+
+
+CAUSAL = {
+    "le": lambda q, k: le(q, k),
+    "tril": lambda q, k: torch.tril(torch.ones(q, k, dtype=torch.bool)),
+    "not triu": lambda q, k: ~torch.triu(torch.ones(q, k, dtype=torch.bool), 1),
+    "batched": lambda q, k: le(q, k).expand(2, 1, q, k) & torch.ones(2, 1, q, k, dtype=torch.bool),
+    "window wider than it": lambda q, k: le(q, k) & (grid(q, k)[1] > grid(q, k)[0] - 4096),
+}
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 9), (9, 5)], ids=str)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal(name: str, sizes: tuple[int, int]) -> None:
+    found = proved(lambda x: CAUSAL[name](*sizes))
+    assert found is not None and is_causal(found, *sizes)
+
+
+NOT_CAUSAL = {
+    "shifted": lambda q, k: grid(q, k)[1] <= grid(q, k)[0] + 1,
+    "strict": lambda q, k: grid(q, k)[1] < grid(q, k)[0],
+    "upper": lambda q, k: grid(q, k)[1] >= grid(q, k)[0],
+    "window": lambda q, k: le(q, k) & (grid(q, k)[1] > grid(q, k)[0] - 2),
+    "bottom right": lambda q, k: grid(q, k)[1] <= grid(q, k)[0] + (k - q),
+    "one batch differs": lambda q, k: le(q, k).unsqueeze(0) | (torch.arange(2).reshape(2, 1, 1) > 0),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CAUSAL)
+def test_not_causal(name: str) -> None:
+    found = proved(lambda x: NOT_CAUSAL[name](5, 9))
+    assert found is not None and not is_causal(found, 5, 9)
+
+
+def test_a_compact_tensor_is_small() -> None:
+    found = proved(lambda x: le(6, 6).expand(1000, 7, 6, 6))
+    assert found is not None and tuple(found.shape) == (1, 1, 6, 6)
+    assert tuple(compress(torch.zeros(100, 100)).shape) == (1, 1)
+
+
+def test_a_bound_on_size() -> None:
+    huge = 1 << 20
+    assert proved(lambda x: torch.arange(huge).unsqueeze(1) <= torch.arange(huge)) is None
+    assert proved(lambda x: torch.full((huge, huge), 3) == 3) is not None
