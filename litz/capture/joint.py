@@ -50,7 +50,7 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(decompositions)
     tracer = _Trace(function, inputs, output_strides, training, recorder)
     try:
@@ -79,9 +79,19 @@ def _normalises_batches(function: Any) -> bool:
     return any("batch_norm" in str(n.target) or "instance_norm" in str(n.target) for n in graph.nodes)
 
 
+def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
+    """The mode of inputs that are fake and have sizes known only at run time: tracing goes on in it."""
+    for value in inputs:
+        if isinstance(value, FakeTensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+            return value.fake_mode
+    return None
+
+
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, FakeTensor) and value.fake_mode is mode:
+        return value.detach()
     if isinstance(value, FakeTensor):
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
         value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
@@ -163,6 +173,8 @@ class _Trace:
         first_result: dict[int, int] = {}
         self.outputs: list[Output] = []
         for position, out in enumerate(outputs):
+            if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise CaptureError(f"output {position} is a size, known only at run time", stage="trace")
             if not isinstance(out, torch.Tensor):
                 self.outputs.append(Output("plain", value=out))
             elif out.is_conj() or out.is_neg():
@@ -232,6 +244,8 @@ def _storage(tensor: Any) -> int:
 
 
 def _window(view: torch.Tensor, base: torch.Tensor) -> Window:
+    if any(isinstance(s, torch.SymInt) for s in (*view.shape, *view.stride(), view.storage_offset())):
+        raise CaptureError("an output is a view whose sizes are known only at run time", stage="trace")
     return Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
 
 
