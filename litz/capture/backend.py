@@ -14,7 +14,8 @@ from torch import fx
 
 from litz.capture.record import checkpointed
 from litz.context import Context, set_last_report
-from litz.errors import CaptureError
+from litz.errors import CaptureError, LitzError
+from litz.loop.expr import NotConstant
 from litz.options import Options
 from litz.pipeline import Strides, compile_function
 from litz.target import detect
@@ -37,8 +38,9 @@ def litz(
         _warn_once(reason)
         set_last_report(_context(chosen, f"left to eager: {reason}").report())
         return graph_module.forward
-    if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in example_inputs):
-        return PerSize(graph_module, chosen)
+    fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
+    if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in (*example_inputs, *fakes)):
+        return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen)
     return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen)
 
 
@@ -68,11 +70,24 @@ def _needs_grad(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
+def _compile_for_all_sizes(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
+    if _needs_grad(inputs):
+        return PerSize(graph_module, options, "training is compiled for each size it takes")
+    ctx = _context(options)
+    try:
+        return compile_function(graph_module.forward, fakes, None, ctx)
+    except (LitzError, NotConstant) as error:
+        return PerSize(graph_module, options, str(error))
+
+
 class PerSize:
     """A graph with sizes that vary: compiled anew for each combination of sizes it meets."""
 
-    def __init__(self, graph_module: fx.GraphModule, options: Options):
-        self.graph_module, self.options = graph_module, options
+    def __init__(self, graph_module: fx.GraphModule, options: Options, why: str):
+        self.graph_module, self.options, self.why = graph_module, options, why
         self.compiled: dict[tuple, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:

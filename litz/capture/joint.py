@@ -54,7 +54,7 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(decompositions)
     inputs, places = _distinct(inputs)
     tracer = _Trace(function, inputs, places, output_strides, training, recorder)
@@ -105,9 +105,19 @@ def _normalises_batches(function: Any) -> bool:
     return any("batch_norm" in str(n.target) or "instance_norm" in str(n.target) for n in graph.nodes)
 
 
+def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
+    """The mode of inputs that are fake and have sizes known only at run time: tracing goes on in it."""
+    for value in inputs:
+        if isinstance(value, FakeTensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+            return value.fake_mode
+    return None
+
+
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, FakeTensor) and value.fake_mode is mode:
+        return value.detach()
     if isinstance(value, FakeTensor):
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
         value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")

@@ -31,6 +31,8 @@ def classify(
     results: list[torch.Tensor] = []
     place: dict[int, int] = {}  # tensor -> its number among the results
     for position, out in enumerate(outputs):
+        if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(f"output {position} is a size, known only at run time", stage="trace")
         if not isinstance(out, torch.Tensor):
             found.append(Output("plain", value=out))
         elif out.is_conj() or out.is_neg():
@@ -80,6 +82,8 @@ def _base(group: list[torch.Tensor]) -> torch.Tensor:
 def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
     if base.dtype != view.dtype:
         raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
+    if any(isinstance(s, torch.SymInt) for s in (*view.shape, *view.stride(), view.storage_offset())):
+        raise CaptureError(f"output {position} is a view whose sizes are known only at run time", stage="trace")
     window = Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
     return Output(kind, index, window, view.requires_grad)
 

@@ -98,6 +98,10 @@ class Recorder(TorchDispatchMode):
         finally:
             self._region = outer
 
+    def __sym_dispatch__(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Arithmetic on sizes is no operator: shapes carry its result."""
+        return func(*args, **kwargs)
+
     def _bind(self, result: Any, node: fx.Node) -> None:
         if isinstance(result, torch.Tensor):
             self._know(result, node)

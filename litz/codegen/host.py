@@ -8,8 +8,10 @@ between operators that only Python can call.
 from __future__ import annotations
 
 from litz.codegen import shim
+from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module, Writer
+from litz.loop.expr import Expr
 from litz.loop.ir import Call
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.
@@ -25,21 +27,31 @@ def declare_runtime(module: Module) -> None:
 def threads_for(kernel: Rendered, threads: int) -> int:
     if kernel.work < _PARALLEL_WORK:
         return 1
-    return min(threads, kernel.units)
+    return min(threads, kernel.units.int) if kernel.units.is_int else threads
 
 
-def write_team_body(module: Module, kernel: Rendered) -> None:
+def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
+    """An expression in sizes, computed from the table `%sizes`."""
+    if e.is_int:
+        return str(e.int)
+    frame = Frame(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
+    return frame.size(e)
+
+
+def write_team_body(module: Module, kernel: Rendered, sizes: tuple[str, ...]) -> None:
     """`NAME.team(data)`: what each thread of a team runs, on its share of the units."""
     w = Writer(module)
     pointers = []
-    for position in range(len(kernel.buffers) + 2):
+    for position in range(len(kernel.buffers) + 3):
         address = w.let(f"getelementptr ptr, ptr %data, i64 {position}", "p")
         pointers.append(w.let(f"load ptr, ptr {address}"))
     me = w.let(f"sext i32 {w.let('call i32 @omp_get_thread_num()')} to i64")
     team = w.let(f"sext i32 {w.let('call i32 @omp_get_num_threads()')} to i64")
-    begin = w.let(f"sdiv i64 {w.mul(me, str(kernel.units))}, {team}")
-    end = w.let(f"sdiv i64 {w.mul(w.add(me, '1'), str(kernel.units))}, {team}")
-    *buffers, workspace, error = pointers
+    *buffers, workspace, table, error = pointers
+    w.lines.append(f"  %sizes = getelementptr i8, ptr {table}, i64 0")
+    units = size_text(w, kernel.units, sizes)
+    begin = w.let(f"sdiv i64 {w.mul(me, units)}, {team}")
+    end = w.let(f"sdiv i64 {w.mul(w.add(me, '1'), units)}, {team}")
     mine = w.let(f"getelementptr i8, ptr {workspace}, i64 {w.mul(me, str(kernel.workspace))}", "p")
     w.emit(_call(kernel, buffers, mine, error, begin, end))
     w.emit("ret void")
@@ -50,14 +62,15 @@ def _call(kernel: Rendered, buffers: list[str], workspace: str, error: str, begi
     arguments = [f"ptr {b}" for b in buffers]
     if kernel.workspace:
         arguments.append(f"ptr {workspace}")
-    return f"call void @{kernel.name}({', '.join([*arguments, f'ptr {error}', f'i64 {begin}', f'i64 {end}'])})"
+    arguments += ["ptr %sizes", f"ptr {error}", f"i64 {begin}", f"i64 {end}"]
+    return f"call void @{kernel.name}({', '.join(arguments)})"
 
 
 class HostWriter:
     """One host function."""
 
-    def __init__(self, module: Module, name: str, slots: dict[str, int], threads: int):
-        self.w, self.name, self.slots, self.threads = Writer(module), name, slots, threads
+    def __init__(self, module: Module, name: str, slots: dict[str, int], threads: int, sizes: tuple[str, ...]):
+        self.w, self.name, self.slots, self.threads, self.sizes = Writer(module), name, slots, threads, sizes
 
     def pointer(self, buffer: str) -> str:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
@@ -68,17 +81,18 @@ class HostWriter:
         pointers = [self.pointer(b) for b in buffers]
         team = threads_for(kernel, self.threads)
         if team == 1:
-            self.w.emit(_call(kernel, pointers, "%workspace", "%error", "0", str(kernel.units)))
+            units = size_text(self.w, kernel.units, self.sizes)
+            self.w.emit(_call(kernel, pointers, "%workspace", "%error", "0", units))
             return
-        data = self.w.slot(f"[{len(pointers) + 2} x ptr]", 8)
-        for position, pointer in enumerate([*pointers, "%workspace", "%error"]):
+        data = self.w.slot(f"[{len(pointers) + 3} x ptr]", 8)
+        for position, pointer in enumerate([*pointers, "%workspace", "%sizes", "%error"]):
             address = self.w.let(f"getelementptr ptr, ptr {data}, i64 {position}", "p")
             self.w.emit(f"store ptr {pointer}, ptr {address}")
         self.w.emit(f"call void @GOMP_parallel(ptr @{kernel.name}.team, ptr {data}, i32 {team}, i32 0)")
 
     def call(self, call: Call) -> list[str]:
         """A library operator through the C shim; the buffers it allocated."""
-        return shim.write_call(self.w, call, self.slots, self.w.module)
+        return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes)
 
     def release(self, buffers: list[str]) -> None:
         for name in buffers:
@@ -86,4 +100,4 @@ class HostWriter:
 
     def finish(self) -> None:
         self.w.emit("ret void")
-        self.w.define(self.name, "ptr %slots, ptr %workspace, ptr %error")
+        self.w.define(self.name, "ptr %slots, ptr %workspace, ptr %sizes, ptr %error")

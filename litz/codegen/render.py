@@ -47,6 +47,7 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     slots = _slots(program, native)
     held: dict[str, int] = {}  # buffers whose handles native code holds -> step of their last use
     threads = ctx.target.threads
+    sizes = tuple(s.name for s in program.sizes)
     built: dict[tuple, Rendered] = {}
     plan: list[Item] = []
     writer: host.HostWriter | None = None
@@ -67,7 +68,7 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             plan.append(step)
             continue
         if writer is None:
-            writer = host.HostWriter(module, f"run{len(plan)}", slots, threads)
+            writer = host.HostWriter(module, f"run{len(plan)}", slots, threads, sizes)
         if isinstance(step, Call):
             held.update((name, layout.last_use[name]) for name in writer.call(step))
             writer.release(_dead(held, at))
@@ -79,11 +80,11 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             product = contraction(shared)
             if product is not None:
                 named = _renamed(order, program.buffers)
-                kernel, called = contract.render(shared, product, named, ctx.target, module, name)
+                kernel, called = contract.render(shared, product, named, ctx.target, module, name, sizes)
                 tiles.update(dict.fromkeys(called))
             else:
-                kernel = loops.render(shared, _renamed(order, program.buffers), ctx.target, module, name)
-            host.write_team_body(module, kernel)
+                kernel = loops.render(shared, _renamed(order, program.buffers), ctx.target, module, name, sizes)
+            host.write_team_body(module, kernel, sizes)
             built[shape] = kernel
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         writer.launch(kernel, tuple(names[b] for b in kernel.buffers))

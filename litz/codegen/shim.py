@@ -8,14 +8,15 @@ The shim's parameters follow from the operator's schema by fixed rules, so a row
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.writer import Module, Writer, literal
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import Expr
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import Call, Program, View
 from litz.schedule.memory import OUT_VARIANTS
 
@@ -60,20 +61,20 @@ def native_calls(program: Program) -> frozenset[str]:
 def _describable(call: Call) -> bool:
     def known(arg: Any) -> bool:
         if isinstance(arg, View):
-            return arg.dtype in _SCALAR_TYPE and all(s.is_int and s.int > 0 for s in arg.sizes) and arg.offset.is_int
+            return arg.dtype in _SCALAR_TYPE and all(s is not ZERO for s in arg.sizes)
         if isinstance(arg, (tuple, list)):
-            return all(isinstance(a, int) for a in arg)
-        return arg is None or isinstance(arg, (bool, int, float, torch.dtype))
+            return all(isinstance(a, (int, Expr)) for a in arg)
+        return arg is None or isinstance(arg, (bool, int, float, Expr, torch.dtype))
 
     return all(known(a) for a in (*call.args, *(v for _, v in call.kwargs))) and all(
         r is None or known(r) for r in call.results
     )
 
 
-def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module) -> list[str]:
+def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]) -> list[str]:
     """Emit the call; the names of the buffers whose handles the caller must release after their last use."""
     schema = operator_of(call)._schema
-    emitter = _CallWriter(w, call, slots, module)
+    emitter = _CallWriter(w, call, slots, module, sizes)
     values = _in_schema_order(schema, call)
     parameters: list[str] = []
     if call.target in OUT_VARIANTS:
@@ -129,9 +130,20 @@ def _in_schema_order(schema: Any, call: Call) -> list[Any]:
 
 
 class _CallWriter:
-    def __init__(self, w: Writer, call: Call, slots: dict[str, int], module: Module):
+    def __init__(self, w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]):
         self.w, self.call, self.slots, self.module = w, call, slots, module
         self.handles: list[str] = []
+        self.frame = Frame(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
+
+    def array(self, values: Sequence[Expr | int]) -> str:
+        """Numbers in memory: a constant where all are known, else filled in on the stack."""
+        known = [expr(v) for v in values]
+        if all(v.is_int for v in known):
+            return self.module.constant_array(tuple(v.int for v in known))
+        cells = self.w.slot(f"[{len(known)} x i64]", 8)
+        for position, value in enumerate(known):
+            self.w.emit(f"store i64 {self.frame.size(value)}, ptr {self.w.address('i64', cells, position)}")
+        return cells
 
     def stop_if(self, condition: str, code: int) -> None:
         with self.w.when(condition):
@@ -145,10 +157,9 @@ class _CallWriter:
         w = self.w
         address = w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[view.buffer]}", "p")
         data = w.let(f"load ptr, ptr {address}")
-        offset = view.offset.int * DTYPES[view.dtype].bytes
-        data = w.let(f"getelementptr i8, ptr {data}, i64 {offset}", "p") if offset else data
-        sizes = self.module.constant_array(_ints(view.sizes))
-        strides = self.module.constant_array(_ints(view.strides))
+        if view.offset is not ZERO:
+            data = w.address("i8", data, self.frame.size(view.offset * DTYPES[view.dtype].bytes))
+        sizes, strides = self.array(view.sizes), self.array(view.strides)
         cell = w.slot("ptr", 8)
         name = "@aoti_torch_create_tensor_from_blob_v2"
         self.module.declare(f"declare i32 {name}(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64)")
@@ -166,8 +177,7 @@ class _CallWriter:
         optional = kind.startswith("Optional[")
         inner = kind[len("Optional[") : -1] if optional else kind
         if inner.startswith("List["):
-            values = tuple(int(v) for v in value)
-            return [f"ptr {self.module.constant_array(values)}", f"i64 {len(values)}"]
+            return [f"ptr {self.array(value)}", f"i64 {len(value)}"]
         if optional and value is None:
             return ["ptr null"]
         text = self._plain(inner, value)
@@ -190,7 +200,7 @@ class _CallWriter:
         if kind in ("float", "number"):
             return f"double {literal(float(value), 'f64')}"
         assert kind in ("int", "SymInt"), f"the shim has no rule for {kind}"
-        return f"i64 {int(value)}"
+        return f"i64 {self.frame.size(expr(value))}"
 
     def release_arguments(self) -> None:
         for handle in self.handles:
@@ -207,9 +217,10 @@ class _CallWriter:
             if getter == "data_ptr":
                 self._store_slot(result.buffer, found)
                 continue
-            for dim, (size, stride) in enumerate(zip(_ints(result.sizes), _ints(result.strides), strict=True)):
-                if size == 1:
+            for dim, (size, step) in enumerate(zip(result.sizes, result.strides, strict=True)):
+                if size is ONE:
                     continue
+                stride = self.frame.size(step)
                 actual = w.let(f"load i64, ptr {w.let(f'getelementptr i64, ptr {found}, i64 {dim}', 'p')}")
                 self.stop_if(w.let(f"icmp ne i64 {actual}, {stride}"), LAYOUT_DIFFERS)
         self._store_slot(handle_slot(result.buffer), handle)
@@ -217,7 +228,3 @@ class _CallWriter:
     def _store_slot(self, name: str, value: str) -> None:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[name]}", "p")
         self.w.emit(f"store ptr {value}, ptr {address}")
-
-
-def _ints(values: Iterable[Expr]) -> tuple[int, ...]:
-    return tuple(v.int for v in values)

@@ -16,6 +16,10 @@ from math import gcd
 from typing import Any, ClassVar, Union
 
 
+class NotConstant(ValueError):
+    """A number was asked of an expression that has sizes in it."""
+
+
 class Atom:
     """What cannot be taken apart: an `Axis`, a `Size`, a `Value`, a `FloorDiv` or a `Mod`."""
 
@@ -54,10 +58,11 @@ class Axis(Atom):
 class Size(Atom):
     """A size known only when the program is called; at least 1 (a zero or negative one is never compiled)."""
 
-    __slots__ = ("name",)
+    __slots__ = ("hint", "name")
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, hint: int = 64):
         self.name = name
+        self.hint = hint  # a likely value, for choices that any value leaves right; no part of the identity
         self.key = ("size", name)
         self._hash = hash(self.key)
 
@@ -206,7 +211,8 @@ class Expr:
     def int(self) -> int:
         if not self.terms:
             return 0
-        assert self.is_int, f"{self} is not a constant"
+        if not self.is_int:
+            raise NotConstant(f"{self} is known only at run time")
         return self.terms[0][1]
 
     def atoms(self) -> Iterator[Atom]:
@@ -278,6 +284,15 @@ class Expr:
             total = total + product  # type: ignore[operator]
         return total
 
+    @property
+    def hint(self) -> int:
+        """A likely value: sizes at their hints, an axis at its size."""
+
+        def likely(atom: Atom) -> int:
+            return atom.hint if isinstance(atom, Size) else atom.size.hint if isinstance(atom, Axis) else 1
+
+        return int(self.evaluate(likely))  # type: ignore[call-overload]
+
     def __repr__(self) -> str:
         if not self.terms:
             return "0"
@@ -319,15 +334,16 @@ def _recombine(terms: list[tuple[Monomial, int]]) -> list[tuple[Monomial, int]]:
     total = dict(terms)
     for monomial, c in terms:
         for atom in monomial:
-            if not isinstance(atom, Mod) or not atom.den.is_int:
+            if not isinstance(atom, Mod) or len(atom.den.terms) != 1:
                 continue
+            den_atoms, den_c = atom.den.terms[0]
             rest = list(monomial)
             rest.remove(atom)
             quotient = atom.num // atom.den
             if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
                 continue
-            partner = tuple(sorted((*rest, *quotient.terms[0][0])))
-            if total.get(partner) != c * atom.den.int:
+            partner = tuple(sorted((*rest, *quotient.terms[0][0], *den_atoms)))
+            if total.get(partner) != c * den_c:
                 continue
             del total[partner], total[monomial]
             whole = Expr(((tuple(rest), c),)) * atom.num + Expr(())
@@ -503,12 +519,43 @@ def _within(e: Expr, den: Expr) -> bool:
         return False
     if den.is_int:
         return high is not None and high < den.int
-    # A symbolic extent: an axis is below its own size.
-    if len(e.terms) == 1 and e.terms[0][1] == 1 and len(e.terms[0][0]) == 1:
-        atom = e.terms[0][0][0]
-        limit = atom.size if isinstance(atom, Axis) else atom.limit if isinstance(atom, Value) else None
-        return limit is den
-    return False
+    largest = _largest(e)
+    return largest is not None and is_nonnegative(den - 1 - largest)
+
+
+def _largest(e: Expr) -> Expr | None:
+    """An upper bound in sizes alone: every axis at its last step. Indices are sums of non-negative factors."""
+    total = ZERO
+    for monomial, c in e.terms:
+        product = constant(c)
+        for atom in monomial:
+            if isinstance(atom, Size):
+                product = product * atom
+            elif c < 0:
+                product = ZERO  # at least nothing is subtracted
+            elif isinstance(atom, Axis):
+                product = product * (atom.size - 1)
+            elif isinstance(atom, Value) and atom.limit is not None:
+                product = product * (atom.limit - 1)
+            elif isinstance(atom, Mod):
+                product = product * (atom.den - 1)
+            else:
+                return None
+        total = total + product
+    return total
+
+
+def is_nonnegative(e: Expr) -> bool:
+    """Whether `e >= 0` for all sizes, which are at least 1: written in what they exceed 1 by, no term is negative."""
+    low = e.bounds()[0]
+    if low is not None and low >= 0:
+        return True
+    sizes = {a for monomial, _ in e.terms for a in monomial}
+    if not all(isinstance(a, Size) for a in sizes):
+        return False
+    # `s` standing for `s + 1` from here on.
+    shifted = e.substitute({s: expr(s) + 1 for s in sizes})
+    return all(c >= 0 for _, c in shifted.terms)
 
 
 def _content(e: Expr) -> int:

@@ -212,11 +212,21 @@ def views(arg: Arg) -> Iterator[View]:
 
 
 @dataclass(frozen=True)
+class SizeSource:
+    """Where a size comes from at run time: an argument that is a number, or a dimension of one that is a tensor."""
+
+    name: str
+    input: int
+    dim: int | None = None
+
+
+@dataclass(frozen=True)
 class Program:
     buffers: dict[str, Buffer]
     inputs: tuple[str | None, ...]  # one an argument: its buffer, or None for what is not a tensor
     outputs: tuple[Arg, ...]  # views, and plain values returned as they are
     steps: tuple[Step, ...]
+    sizes: tuple[SizeSource, ...] = field(default=(), compare=False)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -229,5 +239,5 @@ class Program:
 
 __all__ = [
     "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr", "Index", "Kernel",
-    "Load", "Op", "Program", "Reduce", "Step", "Store", "Value", "View", "definitions_for", "operands", "views",
+    "Load", "Op", "Program", "Reduce", "SizeSource", "Step", "Store", "Value", "View", "definitions_for", "operands", "views",
 ]  # fmt: skip

@@ -36,6 +36,8 @@ from litz.loop.ir import (
 )
 from litz.loop.scalar import BOOL, SCALARS
 
+from litz.ops.sizes import symbolic_size
+
 Point = tuple[Expr, ...]  # one index an axis of a tensor
 
 
@@ -187,8 +189,8 @@ class Space:
     def over(self, sizes: Sequence[Expr], strides: Sequence[Expr] | None = None) -> Point:
         """A point running over a tensor of `sizes`; axes of size 1 are left out (index 0)."""
         order = list(range(len(sizes)))
-        if strides is not None and all(s.is_int for s in strides):
-            order.sort(key=lambda d: -strides[d].int)  # stable: ties keep the order of dimensions
+        if strides is not None:
+            order.sort(key=lambda d: -strides[d].hint)  # stable: ties keep the order of dimensions
         point: list[Expr] = [ZERO] * len(sizes)
         for d in order:
             if sizes[d] is not ONE:
@@ -248,9 +250,7 @@ class Builder:
 
     @staticmethod
     def size_expr(size: int | torch.SymInt) -> Expr:
-        if isinstance(size, int):
-            return expr(size)
-        raise LoweringError(f"symbolic size {size}: dynamic shapes are compiled for each size they take")
+        return expr(size) if isinstance(size, int) else symbolic_size(size)
 
     # -- steps --------------------------------------------------------------------------------
     def emit(self, space: Space, body: Body) -> None:
@@ -340,7 +340,7 @@ def wants(node: fx.Node, result: int) -> bool:
 def freeze(arg: Any) -> Any:
     if isinstance(arg, (list, tuple)):
         return tuple(freeze(a) for a in arg)
-    return arg
+    return symbolic_size(arg) if isinstance(arg, torch.SymInt) else arg
 
 
 def sizes_of(fake: torch.Tensor) -> tuple[Expr, ...]:

@@ -8,6 +8,7 @@ for a view, nothing at all.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import fx
 from litz.context import Context
 from litz.errors import LitzError, LoweringError, source_of
 from litz.loop.dtype import from_torch
-from litz.loop.ir import Program, View
+from litz.loop.ir import Program, SizeSource, View
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
     activation_backward,
@@ -47,8 +48,9 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_backward,
     view_copy,
 )  # fmt: skip
-from litz.ops.builder import Builder, dtype_of, operand
+from litz.ops.builder import Builder, dtype_of, freeze, operand
 from litz.ops.registry import LOWERINGS, lowering_of
+from litz.ops.sizes import size_name
 
 aten = torch.ops.aten
 
@@ -78,6 +80,7 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     constants: list[torch.Tensor] = []
     constant_names: list[str] = []
     outputs: tuple = ()
+    sources: dict[str, SizeSource] = {}
     for node in graph_module.graph.nodes:
         builder.node = node
         if node.op == "placeholder":
@@ -88,6 +91,7 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             else:
                 env[node] = value
                 inputs.append(None)
+            sources.update(_size_sources(value, len(inputs) - 1, sources))
         elif node.op == "get_attr":
             tensor = _attribute(graph_module, str(node.target))
             if not isinstance(tensor, torch.Tensor):
@@ -97,12 +101,27 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             constants.append(tensor)
             constant_names.append(name)
         elif node.op == "output":
-            outputs = fx.node.map_arg(node.args[0], lambda n: env[n])
+            outputs = freeze(fx.node.map_arg(node.args[0], lambda n: env[n]))
         else:
             env[node] = _lower_node(builder, node, env)
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    program = Program(builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps))
+    program = Program(
+        builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps), tuple(sources.values())
+    )
     return Lowered(program, tuple(constants))
+
+
+def _size_sources(value: Any, position: int, known: Mapping[str, SizeSource]) -> dict[str, SizeSource]:
+    """The sizes that this argument tells the value of."""
+    if isinstance(value, torch.SymInt):
+        name = size_name(value)
+        return {} if name is None or name in known else {name: SizeSource(name, position)}
+    found: dict[str, SizeSource] = {}
+    for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+        name = size_name(size) if isinstance(size, torch.SymInt) else None
+        if name is not None and name not in known and name not in found:
+            found[name] = SizeSource(name, position, dim)
+    return found
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -27,9 +27,9 @@ def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool
     choice = b.ctx.options.matmul
     if choice == "library" or dtype != "f32" or b.ctx.target.vector_bytes < 32:
         return False
-    if not (rows.is_int and columns.is_int and depth.is_int):
-        return False
-    m, n, k = rows.int, columns.int, depth.int
+    if not (columns.is_int and depth.is_int):
+        return False  # the panels of columns are laid out when the program is built
+    m, n, k = rows.hint, columns.int, depth.int
     if min(m, n, k) == 0:
         return False
     if choice == "generate":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,41 +18,70 @@ from litz.codegen.render import Native, Rendering
 from litz.codegen.shim import INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS, operator_of
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
-from litz.loop.expr import Expr
+from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import Call, Program, View
 from litz.runtime.jit import HOST_FUNCTION, Code
-from litz.schedule.memory import Layout, writes_in_place
+from litz.schedule.memory import Layout, plan_memory, value_of, writes_in_place
 from litz.target import Target
 
 
+_MOST_SIZES = 32  # combinations of sizes whose arenas are kept
+
+
 class Frame:
-    """What one call in flight owns."""
+    """What one call in flight owns, laid out for the sizes it is called with."""
 
-    __slots__ = (
-        "arena",
-        "error",
-        "error_address",
-        "slots",
-        "slots_address",
-        "tensors",
-        "views",
-        "workspace",
-        "workspace_address",
-    )
-
-    def __init__(self, executable: Executable):
-        self.arena = torch.empty(executable.layout.size + 64, dtype=torch.uint8)
+    def __init__(self, executable: Executable, key: tuple[int, ...]):
+        program = executable.program
+        self.key = key
+        self.sizes = {source.name: size for source, size in zip(program.sizes, key, strict=True)}
+        layout = executable.layout if not key else plan_memory(program, self.sizes)
+        self.fresh = self._fresh_outputs(program, executable.layout.owned)
+        self.arena = torch.empty(layout.size + 64, dtype=torch.uint8)
         self.workspace = torch.empty(executable.rendering.workspace + 64, dtype=torch.uint8)
-        self.workspace_address = _aligned(self.workspace)
         self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
-        self.slots_address = ctypes.addressof(self.slots)
+        self.table = (ctypes.c_int64 * max(1, len(key)))(*key)
         self.error = ctypes.c_int32(0)
-        self.error_address = ctypes.addressof(self.error)
+        # What every host function takes.
+        self.native = (
+            ctypes.addressof(self.slots), _aligned(self.workspace), ctypes.addressof(self.table), ctypes.addressof(self.error)
+        )  # fmt: skip
         base = _aligned(self.arena)
-        for name, offset in executable.layout.offsets.items():
+        for name, offset in layout.offsets.items():
             self.slots[executable.slots[name]] = base + offset
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
+
+    def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
+        return tuple(value_of(v, self.sizes) for v in values)
+
+    def _fresh_outputs(self, program: Program, owned: frozenset[str]) -> list[Fresh]:
+        """The output buffers to allocate on each call."""
+        fresh: dict[str, Fresh] = {}
+        for name, buffer in program.buffers.items():
+            if buffer.kind != "output" or name in owned:
+                continue
+            seen = [v for v in program.outputs if isinstance(v, View) and v.buffer == name]
+            size = value_of(buffer.size, self.sizes)
+            if len(seen) == 1 and seen[0].offset is ZERO and self._covers(seen[0], size):
+                fresh[name] = Fresh(name, self.ints(seen[0].sizes), self.ints(seen[0].strides), to_torch(seen[0].dtype))
+            else:
+                fresh[name] = Fresh(name, (size,), (1,), to_torch(buffer.dtype))
+        order = [v.buffer for v in program.outputs if isinstance(v, View) and v.buffer in fresh]
+        return [fresh[name] for name in dict.fromkeys((*order, *fresh))]
+
+    def _covers(self, view: View, size: int) -> bool:
+        sizes, strides = self.ints(view.sizes), self.ints(view.strides)
+        return 0 in sizes or size == 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+class Fresh(NamedTuple):
+    """An output buffer to allocate: its name, shape, strides and type."""
+
+    name: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def _aligned(tensor: torch.Tensor) -> int:
@@ -70,18 +99,21 @@ class Executable:
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
         self._code = Code(rendering.text, target, rendering.libraries)
         self._plan = [self._bind(item) for item in rendering.plan]
-        self._frames: list[Frame] = []
+        self._frames: dict[tuple[int, ...], list[Frame]] = {}
         self._inputs = [(i, self.slots[name]) for i, name in enumerate(program.inputs) if name is not None]
-        self._inputs_in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
-        self._fresh = self._fresh_outputs()
+        in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
+        first = None if program.sizes else Frame(self, ())
         self._simple = (
-            len(self._plan) == 1
+            first is not None
+            and len(self._plan) == 1
             and isinstance(self._plan[0], tuple)
             and not self.constants
-            and self._inputs_in_order
-            and len(self._fresh) == len(program.outputs)
-            and all(_is_whole(view, made) for view, made in zip(program.outputs, self._fresh, strict=True))
+            and in_order
+            and len(first.fresh) == len(program.outputs)
+            and all(_is_whole(view, made) for view, made in zip(program.outputs, first.fresh, strict=True))
         )
+        if first is not None:
+            self._frames[()] = [first]
 
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Native | Call) -> Any:
@@ -89,45 +121,45 @@ class Executable:
             return (self._code.function(item.function, HOST_FUNCTION),)
         return _Operator(item, self)
 
-    def _fresh_outputs(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype]]:
-        """The output buffers to allocate on each call: name, shape and strides, type."""
-        fresh: dict[str, tuple] = {}
-        for name, buffer in self.program.buffers.items():
-            if buffer.kind != "output" or name in self.layout.owned:
-                continue
-            whole = [v for v in self.program.outputs if isinstance(v, View) and v.buffer == name]
-            view = whole[0]
-            if len(whole) == 1 and view.offset.is_int and view.offset.int == 0 and _covers(view, buffer.size.int):
-                fresh[name] = (name, _ints(view.sizes), _ints(view.strides), to_torch(view.dtype))
-            else:
-                fresh[name] = (name, (buffer.size.int,), (1,), to_torch(buffer.dtype))
-        order = [v.buffer for v in self.program.outputs if isinstance(v, View) and v.buffer in fresh]
-        return [fresh[name] for name in dict.fromkeys((*order, *fresh))]
-
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
+        key = self._sizes(args) if self.program.sizes else ()
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames_for(key)
         try:
-            frame = self._frames.pop()
+            frame = frames.pop()
         except IndexError:
-            frame = Frame(self)
+            frame = Frame(self, key)
         try:
             if self._simple:
                 return self._run_simple(frame, args)
             return self._run(frame, args)
         finally:
             frame.tensors.clear()
-            self._frames.append(frame)
+            frames.append(frame)
+
+    def _sizes(self, args: tuple) -> tuple[int, ...]:
+        return tuple(
+            int(args[s.input]) if s.dim is None else args[s.input].shape[s.dim] for s in self.program.sizes
+        )
+
+    def _frames_for(self, key: tuple[int, ...]) -> list[Frame]:
+        """The pool for new sizes; the oldest sizes' arenas are let go."""
+        while len(self._frames) >= _MOST_SIZES:
+            self._frames.pop(next(iter(self._frames)), None)
+        return self._frames.setdefault(key, [])
 
     def _run_simple(self, frame: Frame, args: tuple) -> list[Any]:
         """One native stretch, fresh outputs: nothing to look up."""
         slots = frame.slots
         slots[0 : len(args)] = [a.data_ptr() for a in args]
         outputs = []
-        for name, sizes, strides, dtype in self._fresh:
+        for name, sizes, strides, dtype in frame.fresh:
             tensor = torch.empty_strided(sizes, strides, dtype=dtype)
             slots[self.slots[name]] = tensor.data_ptr()
             outputs.append(tensor)
-        self._plan[0][0](frame.slots_address, frame.workspace_address, frame.error_address)
+        self._plan[0][0](*frame.native)
         if frame.error.value:
             self._raise(frame, args)
         return outputs
@@ -140,13 +172,13 @@ class Executable:
         for position, name in enumerate(self.program.inputs):
             if name is not None:
                 tensors[name] = args[position]
-        for name, sizes, strides, dtype in self._fresh:
+        for name, sizes, strides, dtype in frame.fresh:
             tensor = torch.empty_strided(sizes, strides, dtype=dtype)
             tensors[name] = tensor
             slots[self.slots[name]] = tensor.data_ptr()
         for item in self._plan:
             if isinstance(item, tuple):
-                item[0](frame.slots_address, frame.workspace_address, frame.error_address)
+                item[0](*frame.native)
                 if frame.error.value:
                     self._raise(frame, args)
             else:
@@ -168,36 +200,28 @@ class Executable:
         if isinstance(output, View):
             return self.tensor(frame, output)
         if isinstance(output, Expr):
-            return output.int
+            return value_of(output, frame.sizes)
         return output
 
     def tensor(self, frame: Frame, view: View) -> torch.Tensor:
         """The window as a torch tensor."""
+        sizes, strides = frame.ints(view.sizes), frame.ints(view.strides)
+        offset = value_of(view.offset, frame.sizes)
         base = frame.tensors.get(view.buffer)
         if base is None:
             found = frame.views.get(view)
             if found is None:
                 # A storage of its own: some operators count offsets from the start of the storage.
-                size = self.program.buffers[view.buffer].size.int * DTYPES[view.dtype].bytes
+                size = value_of(self.program.buffers[view.buffer].size, frame.sizes) * DTYPES[view.dtype].bytes
                 address = frame.slots[self.slots[view.buffer]]
                 storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
                 found = torch.empty(0, dtype=to_torch(view.dtype))
-                found.set_(storage, view.offset.int, _ints(view.sizes), _ints(view.strides))
+                found.set_(storage, offset, sizes, strides)
                 frame.views[view] = found
             return found
-        sizes, strides, offset = _ints(view.sizes), _ints(view.strides), view.offset.int
         if offset == 0 and base.shape == sizes and base.stride() == strides:
             return base
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
-
-
-def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
-
-
-# Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
-# one number at a time and a contiguous one in blocks.
-_AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
 
 
 class _Operator:
@@ -233,18 +257,11 @@ class _Operator:
                 self._hold(frame, expected, tensor)
 
     def _hold(self, frame: Frame, expected: View, tensor: torch.Tensor) -> None:
-        if tuple(tensor.shape) != _ints(expected.sizes):
-            traced = _ints(expected.sizes)
-            raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {traced} was traced")
-        dtype = _dtype(expected)
-        if (
-            self.copies
-            or tensor.dtype != dtype
-            or tensor.stride() != _ints(expected.strides)
-            or tensor.storage_offset() != 0
-        ):
-            laid_out = torch.empty_strided(_ints(expected.sizes), _ints(expected.strides), dtype=dtype)
-            tensor = laid_out.copy_(tensor)
+        sizes, strides, dtype = frame.ints(expected.sizes), frame.ints(expected.strides), _dtype(expected)
+        if tuple(tensor.shape) != sizes:
+            raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
+        if self.copies or tensor.dtype != dtype or tensor.stride() != strides or tensor.storage_offset() != 0:
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
 
@@ -254,7 +271,7 @@ class _Operator:
         if isinstance(arg, tuple):
             return [self._argument(frame, a) for a in arg]
         if isinstance(arg, Expr):
-            return arg.int
+            return value_of(arg, frame.sizes)
         return arg
 
 
@@ -265,21 +282,12 @@ def _dtype(view: View) -> torch.dtype:
     )
 
 
-def _ints(values: Sequence[Expr]) -> tuple[int, ...]:
-    return tuple(v.int for v in values)
-
-
-def _is_whole(output: Any, made: tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype]) -> bool:
+def _is_whole(output: Any, made: Fresh) -> bool:
     """Whether the output is the tensor that was made for its buffer, and not a window on it."""
-    name, sizes, strides, _ = made
     return (
         isinstance(output, View)
-        and output.buffer == name
-        and output.offset.int == 0
-        and (_ints(output.sizes), _ints(output.strides)) == (sizes, strides)
+        and output.buffer == made.name
+        and output.offset is ZERO
+        and tuple(s.int for s in output.sizes) == made.sizes
+        and tuple(s.int for s in output.strides) == made.strides
     )
-
-
-def _covers(view: View, size: int) -> bool:
-    extent = 1 + sum((n.int - 1) * s.int for n, s in zip(view.sizes, view.strides, strict=True))
-    return extent == size or any(n.int == 0 for n in view.sizes)

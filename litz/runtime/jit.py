@@ -85,7 +85,7 @@ def _around(text: str, message: str) -> str:
     return "\n".join(lines[max(0, at - 3) : at + 2])
 
 
-HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 _provided: dict[str, Code] = {}

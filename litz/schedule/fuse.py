@@ -118,12 +118,12 @@ class _Graph:
         if not isinstance(step, Kernel) or not isinstance(last.step, Kernel):
             return False
         size = self.program.buffers[name].size
-        if not size.is_int or contraction(step) is not None or step.reduced or last.step.reduced:
+        if contraction(step) is not None or step.reduced or last.step.reduced:
             return False
         points = 1
         for axis in last.step.axes:
-            points *= axis.size.int
-        return size.int * 2 >= points and points >= 1024
+            points *= axis.size.hint
+        return size.hint * 2 >= points and points >= 1024
 
     def _may_join(self, first: Node, last: Node) -> bool:
         """Whether nothing that depends on `first` must run before `last`."""
@@ -223,7 +223,7 @@ def _is_cheap(program: Program, kernel: Kernel) -> bool:
     if any(b.kind == "input" and _is_written(program, b.name) for b in sizes):
         return False
     made = program.buffers[kernel.writes[0]].size
-    return made.is_int and all(b.size.is_int and b.size.int * 8 <= made.int for b in sizes)
+    return all(b.size.hint * 8 <= made.hint for b in sizes)
 
 
 def _is_written(program: Program, name: str) -> bool:

@@ -9,9 +9,11 @@ result over an argument that dies there, when it reads and writes each element a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from litz.loop.dtype import DTYPES
+from litz.loop.expr import Expr
 from litz.loop.ir import Call, Kernel, Program, Store, View
 from litz.loop.passes import pass_of_each
 
@@ -26,7 +28,8 @@ class Layout:
     last_use: dict[str, int]  # buffer -> step after which it is dead
 
 
-def plan_memory(program: Program) -> Layout:
+def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Layout:
+    """`sizes`: what sizes known only at run time are; without them, the likely ones."""
     born: dict[str, int] = {}
     dies: dict[str, int] = {}
     owned: set[str] = set()
@@ -51,7 +54,7 @@ def plan_memory(program: Program) -> Layout:
     groups = _groups(temps, taken_over)
     spans = []
     for members in groups:
-        size = max(_bytes(program, m) for m in members)
+        size = max(_bytes(program, m, sizes) for m in members)
         spans.append((size, min(born[m] for m in members), max(dies[m] for m in members), members))
     for size, start, end, members in sorted(spans, key=lambda s: (-s[0], s[1])):
         busy = sorted((o, o + n) for b, d, o, n in placed if b <= end and start <= d)
@@ -67,6 +70,11 @@ def plan_memory(program: Program) -> Layout:
     return Layout(offsets, total, frozenset(owned), dies)
 
 
+def value_of(e: Expr, sizes: Mapping[str, int]) -> int:
+    """The expression, which is in sizes alone, at these sizes."""
+    return e.int if e.is_int else int(e.evaluate(lambda atom: sizes[atom.name]))  # type: ignore[attr-defined, call-overload]
+
+
 def writes_in_place(call: Call) -> bool:
     """Whether the runtime can have the operator write into memory of ours."""
     return call.target in OUT_VARIANTS and all(v is not None and v.dtype in DTYPES for v in call.results)
@@ -75,9 +83,10 @@ def writes_in_place(call: Call) -> bool:
 OUT_VARIANTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
-def _bytes(program: Program, name: str) -> int:
+def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
     buffer = program.buffers[name]
-    size = buffer.size.int * DTYPES[buffer.dtype].bytes
+    count = buffer.size.hint if sizes is None else value_of(buffer.size, sizes)
+    size = count * DTYPES[buffer.dtype].bytes
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

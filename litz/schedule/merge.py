@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from litz.loop.contraction import contraction
-from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Value, expr
+from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Value, expr, is_nonnegative
 from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
 from litz.loop.passes import last_pass_only
 
@@ -49,9 +49,9 @@ def _few_rows(kernel: Kernel) -> bool:
     """Whether keeping to this kernel's rows would take the parallelism from what is merged into it."""
     rows = total = 1
     for axis in kernel.axes:
-        rows *= axis.size.int if axis.size.is_int else 64
+        rows *= axis.size.hint
     for axis in kernel.reduced:
-        total *= axis.size.int if axis.size.is_int else 64
+        total *= axis.size.hint
     return rows < 16 and rows * total > 1 << 15
 
 
@@ -128,15 +128,15 @@ def _digits(index: Expr, axes: tuple[Axis, ...]) -> list[tuple[Axis, Expr]] | No
             return None
         if step is ZERO:
             continue
-        if not step.is_int or step.int <= 0 or not axis.size.is_int:
+        if step.axes() or step.values() or not is_nonnegative(step - 1):
             return None
         found.append((axis, step))
-    found.sort(key=lambda digit: -digit[1].int)
-    reach = 0
+    found.sort(key=lambda digit: -digit[1].hint)
+    reach = ZERO
     for axis, step in reversed(found):
-        if step.int <= reach:
+        if not is_nonnegative(step - 1 - reach):
             return None
-        reach += step.int * (axis.size.int - 1)
+        reach = reach + step * (axis.size - 1)
     return found
 
 

@@ -14,11 +14,12 @@ from litz.pipeline import compile_graph
 from litz.runtime.cpu import Executable
 from litz.target import detect
 from tests import small_models
-from tests.ops.cases_backward import CASES
+from tests.ops import cases_backward, cases_optimizer
 from tests.ops.joint import joint_graph, of_model
 from tests.ops.lowering import Case, check, run, trace
 
 aten = torch.ops.aten
+CASES = [*cases_backward.CASES, *cases_optimizer.CASES]
 
 
 @pytest.mark.parametrize("one", CASES, ids=[one.name for one in CASES])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from litz.codegen.llvm import math
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Value
+from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Store, operands
 from litz.loop.scalar import SCALARS
 
@@ -50,6 +50,7 @@ class Frame:
     mask: str | None = None  # lanes that are live; None is all
     values: dict[str, list[Operand]] = field(default_factory=dict)
     error: str = "%error"
+    sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
 
     # -- values -------------------------------------------------------------------------------------
     def wide(self, name: str) -> bool:
@@ -101,6 +102,10 @@ class Frame:
         names = dict(zip("abc", (a.text for a in args), strict=False))
         return Operand(self.writer.let(spelling.format(t=t, **names)), op.dtype, lanes)
 
+    def size(self, e: Expr) -> str:
+        """An expression in sizes alone."""
+        return str(e.int) if e.is_int else self._scalar_index(e, 0)
+
     # -- indices ------------------------------------------------------------------------------------
     def index(self, e: Expr, copy: int, lanes: int) -> Operand:
         """The expression as an i64 scalar or vector."""
@@ -132,6 +137,8 @@ class Frame:
             return base
         if isinstance(atom, Value):
             return self.get(atom.name, copy).text
+        if isinstance(atom, Size):
+            return self.sizes[atom.name]
         assert isinstance(atom, (FloorDiv, Mod)), f"{atom} is not known at compile time"
         op = "sdiv" if isinstance(atom, FloorDiv) else "srem"
         low = atom.num.bounds()[0]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from litz.codegen.llvm import microkernel
 from litz.codegen.llvm.body import Frame, depends
-from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.loops import TRAILING, Rendered, volume
 from litz.codegen.llvm.microkernel import Tile
 from litz.codegen.llvm.writer import Module, Operand, Writer
 from litz.loop.contraction import Contraction
@@ -33,8 +33,8 @@ _GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside
 class Shape:
     """The sizes everything is derived from; `depth` counts padding, so that it is whole vectors."""
 
-    batch: int
-    rows: int
+    batch: Expr
+    rows: Expr
     columns: int
     depth: int
     tile: Tile
@@ -48,8 +48,8 @@ class Shape:
         return -(-self.columns // self.tile.columns)
 
     @property
-    def units(self) -> int:
-        return self.batch * self.blocks * self.stretches
+    def units(self) -> Expr:
+        return self.batch * (self.blocks * self.stretches)
 
     @property
     def panel_floats(self) -> int:
@@ -67,23 +67,29 @@ class Shape:
 
 def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Shape:
     tile = microkernel.tiles(target)[0]
-    rows, columns = _volume(found.rows), _volume(found.columns)
+    rows, columns = volume(found.rows), volume(found.columns).int
     lanes = tile.lanes
-    depth = _volume(kernel.reduced) // inner.size.int * (-(-inner.size.int // lanes) * lanes)
+    depth = volume(kernel.reduced).int // inner.size.int * (-(-inner.size.int // lanes) * lanes)
     panels = -(-columns // tile.columns)
     block = max(1, min(panels, _BLOCK_BYTES // (4 * depth * tile.columns)))
     blocks = -(-panels // block)
     block = -(-panels // blocks)  # even blocks
     group = max(1, min(8, _GROUP_BYTES // (4 * depth * tile.rows)))
-    stretches = min(target.threads, max(1, rows // tile.rows)) if target.threads > 1 else 1
-    return Shape(_volume(found.batch), rows, columns, depth, tile, block, -(-panels // block), stretches, group)
+    stretches = min(target.threads, max(1, rows.hint // tile.rows)) if target.threads > 1 else 1
+    return Shape(volume(found.batch), rows, columns, depth, tile, block, -(-panels // block), stretches, group)
 
 
 def render(
-    kernel: Kernel, found: Contraction, buffers: dict[str, Buffer], target: Target, module: Module, name: str
+    kernel: Kernel,
+    found: Contraction,
+    buffers: dict[str, Buffer],
+    target: Target,
+    module: Module,
+    name: str,
+    sizes: tuple[str, ...] = (),
 ) -> tuple[Rendered, tuple[Tile, ...]]:
     """The rendered kernel, and the micro-kernels it calls."""
-    return _Renderer(kernel, found, buffers, target, module, name).run()
+    return _Renderer(kernel, found, buffers, target, module, name, sizes).run()
 
 
 def inner_axis(kernel: Kernel, found: Contraction) -> Axis:
@@ -105,16 +111,16 @@ def _even_stretch(depth: int, lanes: int) -> int:
     return -(-depth // (parts * lanes)) * lanes
 
 
-def _volume(axes: tuple[Axis, ...]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.size.int
-    return total
-
-
 class _Renderer:
     def __init__(
-        self, kernel: Kernel, found: Contraction, buffers: dict[str, Buffer], target: Target, module: Module, name: str
+        self,
+        kernel: Kernel,
+        found: Contraction,
+        buffers: dict[str, Buffer],
+        target: Target,
+        module: Module,
+        name: str,
+        sizes: tuple[str, ...],
     ):
         self.kernel, self.found, self.buffers, self.name = kernel, found, buffers, name
         self.inner = inner_axis(kernel, found)
@@ -128,6 +134,9 @@ class _Renderer:
         self.frame = Frame(
             self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, None, self.varies
         )
+        self.frame.sizes = self.w.load_sizes(sizes)
+        self.extent = {a: self.frame.size(a.size) for a in (*kernel.axes, *kernel.reduced)}
+        self.row_count = self.frame.size(self.shape.rows)
         self.column_axis = found.columns[-1]
         self.called: dict[Tile, None] = {}
 
@@ -160,12 +169,10 @@ class _Renderer:
         parameters = [
             *(f"ptr %b{i}" for i in range(len(self.used))),
             "ptr %work",
-            "ptr %error",
-            "i64 %begin",
-            "i64 %end",
+            *TRAILING,
         ]
         w.define(self.name, ", ".join(parameters))
-        work = 2 * shape.batch * shape.rows * shape.columns * shape.depth
+        work = 2 * (shape.batch * shape.rows).hint * shape.columns * shape.depth
         for tile in self.called:
             w.module.declare(microkernel.declaration(tile))
         return Rendered(self.name, self.used, shape.units, work, shape.workspace), tuple(self.called)
@@ -176,8 +183,8 @@ class _Renderer:
             if axis is axes[0]:
                 self.frame.axes[axis] = flat
                 return
-            self.frame.axes[axis] = self.w.let(f"urem i64 {flat}, {axis.size.int}", "i")
-            flat = self.w.let(f"udiv i64 {flat}, {axis.size.int}", "i")
+            self.frame.axes[axis] = self.w.let(f"urem i64 {flat}, {self.extent[axis]}", "i")
+            flat = self.w.let(f"udiv i64 {flat}, {self.extent[axis]}", "i")
 
     # -- columns ------------------------------------------------------------------------------------
     def _pack_panel(self, panel: str, first_panel: str) -> None:
@@ -275,35 +282,36 @@ class _Renderer:
         """This unit's share of the tiles, in groups; the last tile may be a shorter one."""
         w, shape = self.w, self.shape
         height = shape.tile.rows
-        full = shape.rows // height
-        begin = w.let(f"udiv i64 {w.mul(stretch, str(full))}, {shape.stretches}")
-        end = w.let(f"udiv i64 {w.mul(w.add(stretch, '1'), str(full))}, {shape.stretches}")
-        if full:
-            with w.loop(begin, end, shape.group) as group:
-                stop = w.minimum(w.add(group, str(shape.group)), end)
-                with w.loop(group, stop) as tile:
-                    self._pack_tile(shape.tile, w.mul(tile, str(height)), height, w.let(f"sub i64 {tile}, {group}"))
-                with w.loop(first_panel, last_panel) as panel, w.loop(group, stop) as tile:
-                    self._tile(
-                        shape.tile,
-                        height,
-                        w.mul(tile, str(height)),
-                        w.let(f"sub i64 {tile}, {group}"),
-                        panel,
-                        first_panel,
-                    )
-        rest = shape.rows - full * height
-        if rest:
-            short = min((t for t in self.heights if t.rows >= rest), key=lambda t: t.rows)
-            with w.when(w.let(f"icmp eq i64 {stretch}, {shape.stretches - 1}")):
-                self._pack_tile(short, str(full * height), rest, "0")
-                with w.loop(first_panel, last_panel) as panel:
-                    self._tile(short, rest, str(full * height), "0", panel, first_panel)
+        full = w.let(f"udiv i64 {self.row_count}, {height}")
+        begin = w.let(f"udiv i64 {w.mul(stretch, full)}, {shape.stretches}")
+        end = w.let(f"udiv i64 {w.mul(w.add(stretch, '1'), full)}, {shape.stretches}")
+        with w.loop(begin, end, shape.group) as group:
+            stop = w.minimum(w.add(group, str(shape.group)), end)
+            with w.loop(group, stop) as tile:
+                position = w.let(f"sub i64 {tile}, {group}")
+                self._pack_tile(shape.tile, w.mul(tile, str(height)), str(height), position)
+            with w.loop(first_panel, last_panel) as panel, w.loop(group, stop) as tile:
+                position = w.let(f"sub i64 {tile}, {group}")
+                self._tile(shape.tile, str(height), w.mul(tile, str(height)), position, panel, first_panel)
+        if not shape.rows.is_int:
+            rest, short = w.let(f"urem i64 {self.row_count}, {height}"), shape.tile
+        elif shape.rows.int % height:
+            left = shape.rows.int % height
+            rest, short = str(left), min((t for t in self.heights if t.rows >= left), key=lambda t: t.rows)
+        else:
+            return
+        last = w.let(f"icmp eq i64 {stretch}, {shape.stretches - 1}")
+        some = w.let(f"icmp ne i64 {rest}, 0")
+        with w.when(w.let(f"and i1 {last}, {some}")):
+            row = w.mul(full, str(height))
+            self._pack_tile(short, row, rest, "0")
+            with w.loop(first_panel, last_panel) as panel:
+                self._tile(short, rest, row, "0", panel, first_panel)
 
-    def _pack_tile(self, tile: Tile, row: str, rows: int, position: str) -> None:
+    def _pack_tile(self, tile: Tile, row: str, rows: str, position: str) -> None:
         w, lanes, size = self.w, self.lanes, self.inner.size.int
         start = w.mul(position, str(self.shape.tile_floats))
-        with w.loop("0", str(rows)) as i:
+        with w.loop("0", rows) as i:
             outer = self.frame
             self.frame = replace(outer, axes=dict(outer.axes), values=dict(outer.values), vector=None)
             self._bind(self.found.rows, w.add(row, i))
@@ -325,7 +333,7 @@ class _Renderer:
                     self._put(value.text, self.packed_rows, place)
             self.frame = outer
 
-    def _tile(self, tile: Tile, rows: int, row: str, position: str, panel: str, first_panel: str) -> None:
+    def _tile(self, tile: Tile, rows: str, row: str, position: str, panel: str, first_panel: str) -> None:
         """One micro-kernel, then what follows the sum, for its rows and columns."""
         w, shape = self.w, self.shape
         self.called[tile] = None
@@ -360,7 +368,7 @@ class _Renderer:
         w.emit(f"br label %{done}")
         w.place(done)
 
-    def _finish(self, tile: Tile, rows: int, row: str, column: str, vector: int, copies: int, mask: str | None) -> None:
+    def _finish(self, tile: Tile, rows: str, row: str, column: str, vector: int, copies: int, mask: str | None) -> None:
         w = self.w
         stores = [op for op in self.kernel.body if isinstance(op, Store)]
         needed = definitions_for(self.kernel.body, stores, {self.found.total.name})
@@ -373,7 +381,7 @@ class _Renderer:
         for op in needed:
             if not self.varies[op.name] & row_axes:
                 frame.emit(op)
-        with w.loop("0", str(rows)) as i:
+        with w.loop("0", rows) as i:
             self.frame = replace(frame, axes=dict(frame.axes), values=dict(frame.values))
             self._bind(self.found.rows, w.add(row, i))
             sums = []

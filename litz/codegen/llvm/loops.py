@@ -10,13 +10,14 @@ need of earlier ones is computed again from cached loads, or, where that is dear
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from litz.codegen.llvm import math
 from litz.codegen.llvm.body import Frame, depends
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import Axis, expr
+from litz.loop.expr import ONE, Axis, Expr, expr
 from litz.loop.ir import Apply, Buffer, Definition, Kernel, Load, Op, Reduce, Store, definitions_for, operands
 from litz.loop.passes import pass_of_each
 from litz.loop.scalar import SCALARS
@@ -27,19 +28,25 @@ _SCRATCH_BYTES = 1 << 18
 _ROW_STRETCH = 4096  # elements of the vector axis in one unit, when the vector axis itself is split
 
 
+# What every kernel's function takes after its buffers (and its workspace, if it has one).
+TRAILING = ("ptr %sizes", "ptr %error", "i64 %begin", "i64 %end")
+
+
 @dataclass(frozen=True)
 class Rendered:
     """A kernel's function: its name, the buffers it takes in order, its units of work and what one costs."""
 
     name: str
     buffers: tuple[str, ...]
-    units: int
-    work: int  # scalar operations in all
+    units: Expr
+    work: int  # scalar operations in all, at the likely sizes
     workspace: int = 0  # bytes each thread needs
 
 
-def render(kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str) -> Rendered:
-    return _Renderer(kernel, buffers, target, module, name).run()
+def render(
+    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
+) -> Rendered:
+    return _Renderer(kernel, buffers, target, module, name, sizes).run()
 
 
 def vector_axis(kernel: Kernel) -> Axis | None:
@@ -72,15 +79,24 @@ def vector_axis(kernel: Kernel) -> Axis | None:
     return chosen
 
 
+def volume(axes: Iterable[Axis]) -> Expr:
+    total = ONE
+    for axis in axes:
+        total = total * axis.size
+    return total
+
+
 def work_of(kernel: Kernel) -> int:
     points = 1
     for axis in (*kernel.axes, *kernel.reduced):
-        points *= axis.size.int
+        points *= axis.size.hint
     return points * sum(SCALARS[op.op].cost if isinstance(op, Apply) else 1 for op in kernel.body)
 
 
 class _Renderer:
-    def __init__(self, kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str):
+    def __init__(
+        self, kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...]
+    ):
         self.kernel, self.buffers, self.name = kernel, buffers, name
         self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
         self.w = Writer(module)
@@ -92,12 +108,12 @@ class _Renderer:
         only_wide = bool(types & {"f64"}) and not types & {"f32", "f16", "bf16"}
         self.lanes = max(target.vector_bytes // (8 if only_wide else 4), 2)
         self.rows = [a for a in kernel.axes if a != self.vector]
-        self.row_count = 1
-        for axis in self.rows:
-            self.row_count *= axis.size.int
+        self.row_count = volume(self.rows)
         self.frame = Frame(
             self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, self.vector, self.varies
         )
+        self.frame.sizes = self.w.load_sizes(sizes)
+        self.extent = {a: self.frame.size(a.size) for a in (*kernel.axes, *kernel.reduced)}
         self._plan_passes()
 
     # -- passes -------------------------------------------------------------------------------------
@@ -131,11 +147,12 @@ class _Renderer:
         return [op for op in self.ops.values() if op.name in direct or op in needed]
 
     def _choose_kept(self) -> None:
-        row = 1
-        for axis in self.kernel.reduced:
-            row *= axis.size.int
         self.kept_in: dict[str, int] = {}
         self.kept_slot: dict[str, str] = {}
+        length = volume(self.kernel.reduced)
+        if not length.is_int:
+            return  # scratch has a fixed size
+        row = length.int
         budget = _SCRATCH_BYTES
         for p in sorted(self.pass_ops):
             for op in self.pass_ops[p]:
@@ -154,29 +171,28 @@ class _Renderer:
 
     # -- the function -------------------------------------------------------------------------------
     def run(self) -> Rendered:
-        splits_vector = self.vector is not None and not self.over_reduced and self.row_count < 64
         stretch = 0
-        pieces = 1
-        if splits_vector:
-            assert self.vector is not None
-            size = self.vector.size.int
-            stretch = min(_ROW_STRETCH, -(-size // (8 * self.lanes)) * self.lanes or self.lanes)
-            pieces = -(-size // stretch)
+        pieces = ONE
+        if self.vector is not None and not self.over_reduced and self.row_count.hint < 64:
+            likely = self.vector.size.hint
+            stretch = min(_ROW_STRETCH, -(-likely // (8 * self.lanes)) * self.lanes or self.lanes)
+            pieces = (self.vector.size + (stretch - 1)) // stretch
+        piece_count = self.frame.size(pieces)
         with self.w.loop("%begin", "%end") as unit:
             self.frame = replace(self.frame, axes={}, values={})
             row, start, stop = unit, "0", None
-            if pieces > 1 and self.vector is not None:
-                row = self.w.let(f"udiv i64 {unit}, {pieces}")
-                piece = self.w.let(f"urem i64 {unit}, {pieces}")
+            if pieces is not ONE and self.vector is not None:
+                row = self.w.let(f"udiv i64 {unit}, {piece_count}")
+                piece = self.w.let(f"urem i64 {unit}, {piece_count}")
                 start = self.w.mul(piece, str(stretch))
-                stop = self.w.minimum(self.w.add(start, str(stretch)), str(self.vector.size.int))
+                stop = self.w.minimum(self.w.add(start, str(stretch)), self.extent[self.vector])
             self._bind_rows(row)
             if self.vector is None or self.over_reduced:
                 self._row()
             else:
                 self._along_vector(start, stop)
         self.w.emit("ret void")
-        parameters = ", ".join([*(f"ptr %b{i}" for i in range(len(self.used))), "ptr %error", "i64 %begin", "i64 %end"])
+        parameters = ", ".join([*(f"ptr %b{i}" for i in range(len(self.used))), *TRAILING])
         self.w.define(self.name, parameters)
         return Rendered(self.name, self.used, self.row_count * pieces, work_of(self.kernel))
 
@@ -186,43 +202,43 @@ class _Renderer:
             if axis is self.rows[0]:
                 self.frame.axes[axis] = rest
                 break
-            self.frame.axes[axis] = self.w.let(f"urem i64 {rest}, {axis.size.int}", "i")
-            rest = self.w.let(f"udiv i64 {rest}, {axis.size.int}", "i")
+            self.frame.axes[axis] = self.w.let(f"urem i64 {rest}, {self.extent[axis]}", "i")
+            rest = self.w.let(f"udiv i64 {rest}, {self.extent[axis]}", "i")
 
     def _along_vector(self, start: str, stop: str | None) -> None:
         """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
         assert self.vector is not None
-        size = self.vector.size.int
-        copies = self._copies(size)
-        step = copies * self.lanes
         self._hoist_uniform()
-        if stop is None:
-            whole = size - size % step
+        copies = self._copies(self.vector.size.hint)
+        for v, count, mask in self._vectors(start, stop or self.extent[self.vector], copies):
+            self._at_vector(v, count, mask)
+
+    def _vectors(self, start: str, stop: str, copies: int) -> Iterator[tuple[str, int, str | None]]:
+        """Loops from `start` to `stop`: several vectors at a time, then one at a time with its mask."""
+        step = copies * self.lanes
+        if start.isdigit() and stop.isdigit():
+            length = int(stop) - int(start)
+            whole = length - length % step
             if whole:
-                with self.w.loop("0", str(whole), step) as v:
-                    self._at_vector(v, copies, None)
-            if whole < size:
-                with self.w.loop(str(whole), str(size), self.lanes) as v:
-                    self._at_vector(v, 1, self._tail(v, str(size), size - whole))
+                with self.w.loop(start, str(int(start) + whole), step) as v:
+                    yield v, copies, None
+            if whole < length:
+                with self.w.loop(str(int(start) + whole), stop, self.lanes) as v:
+                    ragged = length % self.lanes != 0
+                    yield v, 1, self.w.lanes_below(v, stop, self.lanes) if ragged else None
             return
-        length = self.w.let(f"sub i64 {stop}, {start}")
-        whole_text = self.w.add(start, self.w.let(f"and i64 {length}, {-step}"))
-        with self.w.loop(start, whole_text, step) as v:
-            self._at_vector(v, copies, None)
-        with self.w.loop(whole_text, stop, self.lanes) as v:
-            self._at_vector(v, 1, self._tail(v, stop, None))
+        length_text = self.w.let(f"sub i64 {stop}, {start}")
+        middle = self.w.add(start, self.w.let(f"and i64 {length_text}, {-step}"))
+        with self.w.loop(start, middle, step) as v:
+            yield v, copies, None
+        with self.w.loop(middle, stop, self.lanes) as v:
+            yield v, 1, self.w.lanes_below(v, stop, self.lanes)
 
     def _hoist_uniform(self) -> None:
         """What is the same all along the row is computed before its vectors."""
         for op in self.row_ops.get(0, ()):
             if not isinstance(op, Store) and not self.frame.wide(op.name):
                 self.frame.emit(op)
-
-    def _tail(self, v: str, stop: str, remaining: int | None) -> str | None:
-        """The mask of lanes below `stop`; none when the rest is whole vectors."""
-        if remaining is not None and remaining % self.lanes == 0:
-            return None
-        return self.w.lanes_below(v, stop, self.lanes)
 
     def _copies(self, size: int) -> int:
         """Vectors side by side: to hide the latency of a reduction's chain, and of dear operators."""
@@ -259,8 +275,7 @@ class _Renderer:
         sequential = [a for a in self.kernel.reduced if a != self.vector]
         if self.over_reduced:
             assert self.vector is not None
-            size = self.vector.size.int
-            copies = self._copies(size)
+            copies = self._copies(self.vector.size.hint)
         else:
             copies = inner.copies
         accumulators = {op.name: self._open(op, copies) for op in reduces}
@@ -272,7 +287,7 @@ class _Renderer:
 
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict, copies: int) -> None:
         if axes:
-            with self.w.loop("0", str(axes[0].size.int)) as i:
+            with self.w.loop("0", self.extent[axes[0]]) as i:
                 self.frame.axes[axes[0]] = i
                 self._reduced_loops(axes[1:], p, accumulators, copies)
             return
@@ -280,15 +295,8 @@ class _Renderer:
             self._pass_body(p, accumulators)
             return
         assert self.vector is not None
-        size = self.vector.size.int
-        step = copies * self.lanes
-        whole = size - size % step
-        if whole:
-            with self.w.loop("0", str(whole), step) as v:
-                self._pass_at(v, p, accumulators, copies, None)
-        if whole < size:
-            with self.w.loop(str(whole), str(size), self.lanes) as v:
-                self._pass_at(v, p, accumulators, 1, self._tail(v, str(size), size - whole))
+        for v, count, mask in self._vectors("0", self.extent[self.vector], copies):
+            self._pass_at(v, p, accumulators, count, mask)
 
     def _pass_at(self, v: str, p: int, accumulators: dict, copies: int, mask: str | None) -> None:
         assert self.vector is not None

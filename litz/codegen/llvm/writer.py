@@ -7,7 +7,7 @@ Loop counters and accumulators live in stack slots; LLVM's SROA pass turns them 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -183,6 +183,10 @@ class Writer:
         self.module.declare(f"declare {result or type_text} {full}({types})")
         values = ", ".join(f"{type_text} {a}" for a in args)
         return self.let(f"call {result or type_text} {full}({values})")
+
+    def load_sizes(self, names: Iterable[str]) -> dict[str, str]:
+        """The sizes a program is called with, from the table `%sizes`, in its order."""
+        return {n: self.let(f"load i64, ptr {self.address('i64', '%sizes', i)}", "s") for i, n in enumerate(names)}
 
     # -- control ----------------------------------------------------------------------------------
     @contextmanager

@@ -49,6 +49,8 @@ def _is_constant(node: fx.Node, constants: Constants) -> bool:
     value = node.meta.get("val")
     if node.op not in ("call_function", "get_attr") or not isinstance(value, torch.Tensor):
         return False
+    if any(isinstance(size, torch.SymInt) for size in value.shape):
+        return False  # asking how many elements it has would tie the program to the answer
     if value.numel() > MAX_ELEMENTS or value.numel() == 0:
         return False
     return constants.compact(node) is not None
