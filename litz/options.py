@@ -61,7 +61,10 @@ class Options:
         None, changes_code=True, hash=False, doc="replaces the decomposition table: operator overload to function"
     )
     rules: Sequence[Any] = _option(
-        (), changes_code=True, hash=False, doc="rewrite rules of the caller's own (`litz.rule`, `litz.register_replacement`)"
+        (),
+        changes_code=True,
+        hash=False,
+        doc="rewrite rules of the caller's own (`litz.rule`, `litz.register_replacement`)",
     )
     before: Mapping[str, Callable[[Any], Any]] | None = _option(
         None,

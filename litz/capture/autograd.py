@@ -18,6 +18,7 @@ from litz.graph.partition.mincut import Split
 from litz.graph.signature import Joint
 
 Core = Callable[..., Sequence[Any]]
+Backward = Callable[[list[Any]], Sequence[Any]]  # may drop the arguments from the list it is given as it goes
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
 _NOTHING = torch.empty(0)  # stands in their place; the backward does not read it
 
@@ -26,21 +27,21 @@ class Differentiable:
     """One compiled function. A backward is compiled when it is first needed, under the forward's options, and
     another one for calls in which other results are used."""
 
-    def __init__(self, joint: Joint, split: Split, forward: Core, compile_backward: Callable[[Absent], Core]):
+    def __init__(self, joint: Joint, split: Split, forward: Core, compile_backward: Callable[[Absent], Backward]):
         self.signature, self.split, self.forward = joint.signature, split, forward
         self.gradient_of = joint.gradient_of
         self.own = self.signature.results + len(self.signature.returned_mutations)
         fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
         self.tangents = [(tuple(f.shape), f.stride(), f.dtype) for f in fakes]
         self._compile_backward = compile_backward
-        self._backward: dict[Absent, Core] = {}
+        self._backward: dict[Absent, Backward] = {}
         self._lock = threading.Lock()
         self._function = _function_of(self)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         return self._function.apply(*args)
 
-    def backward(self, absent: Absent) -> Core:
+    def backward(self, absent: Absent) -> Backward:
         found = self._backward.get(absent)
         if found is None:
             with self._lock:
@@ -58,20 +59,23 @@ class Differentiable:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
-    def gradients(self, inputs: int, saved: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-        """One gradient for each of the `inputs`, from what was saved and the tangents of the own results."""
+    def gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+        """One gradient for each of the `inputs`, from what was saved and the tangents of the own results.
+
+        `arguments`, what was saved, is this function's to use up.
+        """
         mine = [given[i] for i in self.signature.differentiable]
         absent = tuple(i for i, t in enumerate(mine) if t is None)
         gradients: list[Any] = [None] * inputs
         if len(absent) == len(mine):
             return tuple(gradients)
-        arguments = [*saved, *(_NOTHING if t is None else self.tangent(i, t) for i, t in enumerate(mine))]
+        arguments += [_NOTHING if t is None else self.tangent(i, t) for i, t in enumerate(mine)]
         run = self.backward(absent)
         with torch._C._DisableAutocast() if torch.is_autocast_enabled("cpu") else nullcontext():
             if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
                 found = _Once.apply(run, *arguments)
             else:
-                found = run(*arguments)
+                found = run(arguments)
         for position, gradient in zip(self.gradient_of, found, strict=True):
             gradients[position] = gradient
         return tuple(gradients)
@@ -96,7 +100,9 @@ def _function_of(step: Differentiable) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            return step.gradients(ctx.inputs, [*ctx.saved_tensors, *ctx.plain], given)
+            arguments = [*ctx.saved_tensors, *ctx.plain]
+            ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
+            return step.gradients(ctx.inputs, arguments, given)
 
     return Compiled
 
@@ -105,8 +111,8 @@ class _Once(torch.autograd.Function):
     """The backward under `create_graph=True`: its values are right, and differentiating them again says why not."""
 
     @staticmethod
-    def forward(ctx: Any, backward: Core, *arguments: Any) -> Any:
-        return tuple(backward(*(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)))
+    def forward(ctx: Any, backward: Backward, *arguments: Any) -> Any:
+        return tuple(backward([a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]))
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:

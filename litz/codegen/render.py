@@ -33,6 +33,7 @@ Item = Union[Native, Call]
 class Rendering:
     text: str
     plan: tuple[Item, ...]
+    starts: tuple[int, ...]  # the step each item of the plan begins with
     slots: dict[str, int]
     launches: int
     kernels: int  # different ones
@@ -50,6 +51,7 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     sizes = tuple(s.name for s in program.sizes)
     built: dict[tuple, Rendered] = {}
     plan: list[Item] = []
+    starts: list[int] = []
     writer: host.HostWriter | None = None
     tiles: dict[microkernel.Tile, None] = {}
     launches = 0
@@ -63,11 +65,15 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             writer = None
 
     for at, step in enumerate(program.steps):
+        if at in layout.pauses:
+            close()
         if isinstance(step, Call) and step.name not in native:
             close()
             plan.append(step)
+            starts.append(at)
             continue
         if writer is None:
+            starts.append(at)
             writer = host.HostWriter(module, f"run{len(plan)}", slots, threads, sizes)
         if isinstance(step, Call):
             held.update((name, layout.last_use[name]) for name in writer.call(step))
@@ -95,6 +101,7 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     return Rendering(
         module.text(),
         tuple(plan),
+        tuple(starts),
         slots,
         launches,
         len(built),

@@ -40,7 +40,9 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_match(model: Callable[..., Any], *args: Any, rule: str, rules: Sequence[Rule] = (), **kwargs: Any) -> Explanation:
+def explain_match(
+    model: Callable[..., Any], *args: Any, rule: str, rules: Sequence[Rule] = (), **kwargs: Any
+) -> Explanation:
     """What became of `rule` (a rule's name, or a subject such as "attention") on `model(*args, **kwargs)`."""
     wanted = {r.name for r in SUBJECTS.get(rule, ())} | {rule}
     known = {r.name for subject in SUBJECTS.values() for r in subject} | {r.name for r in rules} | set(SUBJECTS)
@@ -51,8 +53,7 @@ def explain_match(model: Callable[..., Any], *args: Any, rule: str, rules: Seque
     def backend(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         training = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
         ctx = Context(Options(rules=tuple(rules)), detect())
-        with fx.traceback.preserve_node_meta():
-            captured = trace_joint(fx.Interpreter(graph_module).run, inputs, None, {}, training)
+        captured = trace_joint(graph_module.forward, inputs, None, {}, training)
         rewrite_joint(captured, ctx)
         contexts.append(ctx)
         return graph_module.forward

@@ -23,7 +23,9 @@ _UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift
 def _is_view_target(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target in _UNDECLARED or any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+    return target in _UNDECLARED or any(
+        a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments
+    )
 
 
 @lru_cache(maxsize=None)

@@ -39,7 +39,9 @@ class Editor:
         self._examples: dict[Any, fx.GraphModule] = {}
 
     # -- new nodes ----------------------------------------------------------------------------------
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: fx.Node, like: fx.Node) -> fx.Node:
+    def call(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: fx.Node, like: fx.Node
+    ) -> fx.Node:
         """A call before `before`, with its fake value, and the provenance of `like`."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
@@ -139,7 +141,9 @@ class Editor:
         except (RuntimeError, ValueError):
             if node.target not in _RESHAPES:
                 raise
-            copy = self.call(aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}, node, node)
+            copy = self.call(
+                aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}, node, node
+            )
             node.args = (copy, *node.args[1:])
             node.meta["val"] = self.value(node.target, node.args, node.kwargs)
         return same_layout(old, node.meta["val"])
@@ -204,7 +208,8 @@ def _tensors(value: Any) -> list[Any]:
 def same_layout(a: Any, b: Any) -> bool:
     left, right = _tensors(a), _tensors(b)
     return len(left) == len(right) and all(
-        not isinstance(x, torch.Tensor) or (isinstance(y, torch.Tensor) and x.shape == y.shape and _strides(x) == _strides(y))
+        not isinstance(x, torch.Tensor)
+        or (isinstance(y, torch.Tensor) and x.shape == y.shape and _strides(x) == _strides(y))
         for x, y in zip(left, right, strict=True)
     )
 

@@ -62,7 +62,9 @@ class Matcher:
             self._best = Miss(node, why, len(nodes))
 
     # -- one value ----------------------------------------------------------------------------------
-    def _value(self, pattern: Pattern, value: Any, b: dict, n: dict, at: fx.Node, name: str) -> Iterator[tuple[dict, dict]]:
+    def _value(
+        self, pattern: Pattern, value: Any, b: dict, n: dict, at: fx.Node, name: str
+    ) -> Iterator[tuple[dict, dict]]:
         if isinstance(pattern, Wild):
             yield b, n
         elif isinstance(pattern, Arg):
@@ -81,7 +83,9 @@ class Matcher:
             yield from self._list_of(pattern, value, b, n, at, name)
         elif isinstance(pattern, tuple):
             if isinstance(value, (list, tuple)) and len(value) == len(pattern):
-                yield from self._all([(str(i), p, v) for i, (p, v) in enumerate(zip(pattern, value, strict=True))], b, n, at)
+                yield from self._all(
+                    [(str(i), p, v) for i, (p, v) in enumerate(zip(pattern, value, strict=True))], b, n, at
+                )
             else:
                 self._note(at, f"{name} is {value!r} where {pattern!r} is expected", n)
         elif same(pattern, value):
@@ -97,7 +101,9 @@ class Matcher:
         for b2, n2 in self._value(pattern, value, b, n, at, name):
             yield from self._all(todo[1:], b2, n2, at)
 
-    def _list_of(self, pattern: ListOf, value: Any, b: dict, n: dict, at: fx.Node, name: str) -> Iterator[tuple[dict, dict]]:
+    def _list_of(
+        self, pattern: ListOf, value: Any, b: dict, n: dict, at: fx.Node, name: str
+    ) -> Iterator[tuple[dict, dict]]:
         if not isinstance(value, (list, tuple)) or len(value) < pattern.least:
             self._note(at, f"{name} is {value!r} where a list of at least {pattern.least} is expected", n)
             return
@@ -169,7 +175,9 @@ class Matcher:
             return
         level = [start]
         for step in path:
-            level = list(dict.fromkeys(u for x in level for u in x.users if u.op == "call_function" and u.target in step.targets))
+            level = list(
+                dict.fromkeys(u for x in level for u in x.users if u.op == "call_function" and u.target in step.targets)
+            )
             self.visits += len(level)
         if not level:
             self._note(start, f"none of its users leads to {_names(path[-1])}", n)
@@ -179,7 +187,11 @@ class Matcher:
     def _stray(found: Found) -> fx.Node | None:
         """A node that would stay alive for someone else, if its pattern says it must not."""
         for node, pattern in found.nodes.items():
-            if pattern.users == INSIDE and node not in found.outputs and any(user not in found.nodes for user in node.users):
+            if (
+                pattern.users == INSIDE
+                and node not in found.outputs
+                and any(user not in found.nodes for user in node.users)
+            ):
                 return node
         return None
 

@@ -75,10 +75,19 @@ class Outputs:
 Pattern = Union[Arg, Wild, ListOf, Call, Outputs, Any]
 
 
-def call(target: Any, *args: Any, name: str | None = None, users: str | int = INSIDE, commutes: bool = False, **kwargs: Any) -> Call:
+def call(
+    target: Any, *args: Any, name: str | None = None, users: str | int = INSIDE, commutes: bool = False, **kwargs: Any
+) -> Call:
     """A `Call`; `target` is an operator or a tuple of them. `...` as the last argument: the rest may be anything."""
     targets = target if isinstance(target, tuple) else (target,)
-    return Call(targets, tuple(_frozen(a) for a in args), tuple((k, _frozen(v)) for k, v in kwargs.items()), name, users, commutes)
+    return Call(
+        targets,
+        tuple(_frozen(a) for a in args),
+        tuple((k, _frozen(v)) for k, v in kwargs.items()),
+        name,
+        users,
+        commutes,
+    )
 
 
 def _frozen(value: Any) -> Any:
@@ -178,5 +187,9 @@ def _target_source(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.split("::")[-1]
         overload = target._overloadname or "default"
-        return f"aten.{name}.{overload}" if target.namespace == "aten" else f"torch.ops.{target.namespace}.{name}.{overload}"
+        return (
+            f"aten.{name}.{overload}"
+            if target.namespace == "aten"
+            else f"torch.ops.{target.namespace}.{name}.{overload}"
+        )
     raise ValueError(f"{target} cannot be written to a file")

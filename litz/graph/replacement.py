@@ -48,7 +48,14 @@ def register_replacement(
     example values for arguments that are numbers: choose values that occur nowhere else. Arguments in
     `exclusive_arg_names` must not be used outside of the match. `pattern` is one traced before.
     """
-    spec = _Replacement(search_fn, replace_fn, tuple(example_inputs), trace_fn, dict(scalar_workaround or {}), tuple(exclusive_arg_names))
+    spec = _Replacement(
+        search_fn,
+        replace_fn,
+        tuple(example_inputs),
+        trace_fn,
+        dict(scalar_workaround or {}),
+        tuple(exclusive_arg_names),
+    )
     if pattern is None:
         pattern = spec.checked_pattern()
     file, line = place_of(search_fn)
@@ -57,7 +64,11 @@ def register_replacement(
         if any(other.pattern == pattern and other.name == made.name for other in rules):
             if skip_duplicates:
                 continue
-            raise RuleError(f"the rule {made.name!r} is in the list already", source=f"{file}:{line}", hint="pass skip_duplicates=True")
+            raise RuleError(
+                f"the rule {made.name!r} is in the list already",
+                source=f"{file}:{line}",
+                hint="pass skip_duplicates=True",
+            )
         rules.append(made)
     return made
 
@@ -97,7 +108,9 @@ class _Replacement:
             raise self._error(f"the replacement has {len(after)} results where the search function has {len(before)}")
         for position, (old, new) in enumerate(zip(before, after, strict=True)):
             if described(old) != described(new):
-                raise self._error(f"result {position} of the replacement is {described(new)} where {described(old)} is needed")
+                raise self._error(
+                    f"result {position} of the replacement is {described(new)} where {described(old)} is needed"
+                )
         names = self.input_names(graphs[0])
         pattern = pattern_of(graphs[0], names, self.scalars, exact=False)
         unused = [n for n in (*names, *self.scalars) if n not in arg_names(pattern)]
@@ -143,7 +156,10 @@ class _Replacement:
     def _traced(self, match: Match, function: Callable[..., Any]) -> fx.GraphModule | None:
         bound = {p: match[p] for p in self.parameters}
         values = [v.meta.get("val") if isinstance(v, fx.Node) else v for v in self.values(bound)]
-        if any(isinstance(bound[n], fx.Node) != isinstance(e, torch.Tensor) for n, e in zip(self.names, self.examples, strict=True)):
+        if any(
+            isinstance(bound[n], fx.Node) != isinstance(e, torch.Tensor)
+            for n, e in zip(self.names, self.examples, strict=True)
+        ):
             match.miss("an argument is a tensor where a number was traced, or the other way round")
             return None
         key = (place_of(function), self.trace, *(_signature(v) for v in values))
@@ -164,7 +180,10 @@ def _signature(value: Any) -> Any:
 def _results(graph: fx.GraphModule) -> list[Any]:
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     found = output.args[0]
-    return [r.meta.get("val") if isinstance(r, fx.Node) else r for r in (found if isinstance(found, (tuple, list)) else (found,))]
+    return [
+        r.meta.get("val") if isinstance(r, fx.Node) else r
+        for r in (found if isinstance(found, (tuple, list)) else (found,))
+    ]
 
 
 __all__ = ["forward_only", "joint", "jvp", "register_replacement"]

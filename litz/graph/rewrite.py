@@ -111,7 +111,7 @@ class Match:
         return self.editor.example(key, lambda: trace_example(function, values, self.editor.mode))
 
     def stand_for(self, node: fx.Node) -> None:
-        """The replacement takes the place of `node`, a later one that the root's result goes to, instead of the root."""
+        """The replacement takes the place of `node`, to which the root's result goes, instead of the root's."""
         self.found = replace(self.found, outputs=(node,))
 
     def uniform(self, node: Any) -> Any:
@@ -216,7 +216,8 @@ class _Run:
             why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             if isinstance(error, Refused) and "share memory" in why:
                 return False
-            text = f"rule {candidate.name!r} ({candidate.file}:{candidate.line}) was not applied at {match.root.name}: {why}"
+            place = f"{candidate.file}:{candidate.line}"
+            text = f"rule {candidate.name!r} ({place}) was not applied at {match.root.name}: {why}"
             self.outcome.errors.append(text)
             self.ctx.note(text)
             return False

@@ -14,7 +14,7 @@ from litz.graph.rewrite import Rules
 
 FILE = Path(__file__).parent / "rules" / "serialized.py"
 
-_HEADER = '''"""Patterns of the rules that are made from examples. Written by `python -m litz.graph.serialize`; do not edit."""
+_HEADER = '''"""Patterns of the rules made from examples. Written by `python -m litz.graph.serialize`; do not edit."""
 
 # ruff: noqa
 from __future__ import annotations

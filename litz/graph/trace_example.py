@@ -40,7 +40,9 @@ def trace_example(function: Callable[..., Any], values: Sequence[Any], mode: Fak
     return _cleaned(traced)
 
 
-def forward_only(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMode | None = None) -> fx.GraphModule:
+def forward_only(
+    function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMode | None = None
+) -> fx.GraphModule:
     return trace_example(function, values, mode or FakeTensorMode())
 
 
@@ -60,7 +62,11 @@ def joint(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorM
         with torch.enable_grad():
             results = _listed(function(*inputs))
             wanted = [i for i in inputs if _differentiable(i)]
-            pairs = [(o, t) for o, t in zip((r for r in results if _differentiable(r)), given[len(tensors) :]) if o.requires_grad]
+            pairs = [
+                (o, t)
+                for o, t in zip((r for r in results if _differentiable(r)), given[len(tensors) :])
+                if o.requires_grad
+            ]
             grads = torch.autograd.grad([o for o, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True)
         return [r.detach() for r in results] + [g for g in grads if g is not None]
 
@@ -97,7 +103,9 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
         return tensor
     with mode:
-        return torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty_strided(
+            tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device=tensor.device
+        )
 
 
 def _differentiable(value: Any) -> bool:

@@ -20,7 +20,14 @@ from litz.graph.pattern import ANY, INSIDE, Arg, Call, Outputs, Pattern, Wild
 
 aten = torch.ops.aten
 
-_COMMUTES = {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default, aten.eq.Tensor, aten.bitwise_and.Tensor}
+_COMMUTES = {
+    aten.add.Tensor,
+    aten.mul.Tensor,
+    aten.maximum.default,
+    aten.minimum.default,
+    aten.eq.Tensor,
+    aten.bitwise_and.Tensor,
+}
 _BURNT_IN = (int, float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -52,10 +59,15 @@ def pattern_of(traced: fx.GraphModule, names: Sequence[str], scalars: Mapping[st
             kwargs = tuple((k, convert(v, keep)) for k, v in node.kwargs.items())
             if not exact:
                 # What an operator is told beyond its tensors (dtype, device) is checked by the exact pattern.
-                args, kwargs = _padded(node.target, args, kwargs), tuple((k, v) for k, v in kwargs if not isinstance(v, Wild))
+                args, kwargs = (
+                    _padded(node.target, args, kwargs),
+                    tuple((k, v) for k, v in kwargs if not isinstance(v, Wild)),
+                )
             shared = f"_{node.name}" if len(node.users) > 1 else None
             is_result = any(user.op == "output" for user in node.users)
-            made[node] = Call((node.target,), args, kwargs, shared, ANY if is_result else INSIDE, node.target in _COMMUTES)
+            made[node] = Call(
+                (node.target,), args, kwargs, shared, ANY if is_result else INSIDE, node.target in _COMMUTES
+            )
         elif node.op == "output":
             found = node.args[0]
             results = tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -72,4 +84,3 @@ def _padded(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], .
     """Room for further arguments of an ATen operator, if one of those given is ignored already."""
     loose = any(isinstance(a, Wild) for a in (*args, *(v for _, v in kwargs)))
     return (*args, ...) if loose and isinstance(target, torch._ops.OpOverload) else args
-

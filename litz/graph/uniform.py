@@ -34,7 +34,15 @@ _SELECTING = {
     aten.as_strided.default, aten.contiguous.default, aten.diagonal.default, aten._reshape_alias.default,
 }  # fmt: skip
 # Views that mean the same on a compact tensor as on the whole.
-_ON_COMPACT = {aten.unsqueeze.default, aten.transpose.int, aten.permute.default, aten.t.default, aten.clone.default, aten.alias.default, aten.detach.default}
+_ON_COMPACT = {
+    aten.unsqueeze.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.t.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+}
 # Made of one value, which is this argument or is known.
 _FILLED = {
     aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0,
@@ -218,7 +226,11 @@ def compress(tensor: torch.Tensor) -> torch.Tensor:
             # One more row tells most varying tensors apart before all of them are read.
             if torch.equal(tensor.narrow(dim, 1, 1), first) and bool((tensor == first).all()):
                 tensor = first
-    return tensor.clone() if tensor.numel() * 4 < tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1) else tensor
+    return (
+        tensor.clone()
+        if tensor.numel() * 4 < tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1)
+        else tensor
+    )
 
 
 def is_causal(compact: torch.Tensor, queries: int, keys: int) -> bool:

@@ -239,5 +239,6 @@ class Program:
 
 __all__ = [
     "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr", "Index", "Kernel",
-    "Load", "Op", "Program", "Reduce", "SizeSource", "Step", "Store", "Value", "View", "definitions_for", "operands", "views",
+    "Load", "Op", "Program", "Reduce", "SizeSource", "Step", "Store", "Value", "View", "definitions_for", "operands",
+    "views",
 ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 In: a `Rendering`, its program and memory layout. Out: `Executable`, called with the flat inputs.
 
-Each call in flight has a `Frame` of its own (arena, table of pointers), taken from a pool, so that
+Each call in flight has a `Frame` of its own (table of pointers) and a block of the process's arena, so that
 threads may call one executable at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import Call, Program, View
+from litz.runtime.arena import ARENA, Block
 from litz.runtime.jit import HOST_FUNCTION, Code
 from litz.schedule.memory import Layout, plan_memory, value_of, writes_in_place
 from litz.target import Target
@@ -37,20 +39,32 @@ class Frame:
         self.sizes = {source.name: size for source, size in zip(program.sizes, key, strict=True)}
         layout = executable.layout if not key else plan_memory(program, self.sizes)
         self.fresh = self._fresh_outputs(program, executable.layout.owned)
-        self.arena = torch.empty(layout.size + 64, dtype=torch.uint8)
-        self.workspace = torch.empty(executable.rendering.workspace + 64, dtype=torch.uint8)
+        self.due = executable.due(self.fresh)
+        self.arena_bytes = layout.size
+        self.bytes = layout.size + executable.rendering.workspace
+        self.offsets = [(executable.slots[name], offset) for name, offset in layout.offsets.items()]
+        self.address = 0  # of the block the table of pointers was last made for
         self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
         self.table = (ctypes.c_int64 * max(1, len(key)))(*key)
         self.error = ctypes.c_int32(0)
-        # What every host function takes.
-        self.native = (
-            ctypes.addressof(self.slots), _aligned(self.workspace), ctypes.addressof(self.table), ctypes.addressof(self.error)
-        )  # fmt: skip
-        base = _aligned(self.arena)
-        for name, offset in layout.offsets.items():
-            self.slots[executable.slots[name]] = base + offset
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
+        self._place(0)
+
+    def use(self, block: Block) -> None:
+        """Temporaries lie in this block from here on."""
+        if block.address != self.address:
+            self._place(block.address)
+
+    def _place(self, address: int) -> None:
+        self.address = address
+        for slot, offset in self.offsets:
+            self.slots[slot] = address + offset
+        self.views.clear()
+        # What every host function takes.
+        self.native = (
+            ctypes.addressof(self.slots), address + self.arena_bytes, ctypes.addressof(self.table), ctypes.addressof(self.error)
+        )  # fmt: skip
 
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(value_of(v, self.sizes) for v in values)
@@ -84,10 +98,6 @@ class Fresh(NamedTuple):
     dtype: torch.dtype
 
 
-def _aligned(tensor: torch.Tensor) -> int:
-    return -(-tensor.data_ptr() // 64) * 64
-
-
 class Executable:
     def __init__(
         self, rendering: Rendering, program: Program, layout: Layout, constants: Sequence[torch.Tensor], target: Target
@@ -98,7 +108,8 @@ class Executable:
         self.arguments = len(program.inputs) - len(self.constants)
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
         self._code = Code(rendering.text, target, rendering.libraries)
-        self._plan = [self._bind(item) for item in rendering.plan]
+        self._plan = [self._bind(item) for item in rendering.plan] or [(lambda *_: None,)]
+        self._given_up = self._last_items()
         self._frames: dict[tuple[int, ...], list[Frame]] = {}
         self._inputs = [(i, self.slots[name]) for i, name in enumerate(program.inputs) if name is not None]
         in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
@@ -121,9 +132,36 @@ class Executable:
             return (self._code.function(item.function, HOST_FUNCTION),)
         return _Operator(item, self)
 
+    def due(self, fresh: Sequence[Fresh]) -> list[list[Fresh]]:
+        """For each item of the plan, the outputs that it is the first to write."""
+        found: list[list[Fresh]] = [[] for _ in self._plan]
+        for made in fresh:
+            found[self._item_of(self.layout.first_use.get(made.name, 0))].append(made)
+        return found
+
+    def _last_items(self) -> list[list[tuple[int | None, str]]]:
+        """For each item of the plan, the tensors nobody needs after it: inputs by position, results of operators."""
+        found: list[list[tuple[int | None, str]]] = [[] for _ in self._plan]
+        leaving = {v.buffer for v in self.program.outputs if isinstance(v, View)}
+        inputs = {name: i for i, name in enumerate(self.program.inputs[: self.arguments]) if name is not None}
+        for name in (*inputs, *sorted(self.layout.owned)):
+            if name not in leaving:
+                found[self._item_of(self.layout.last_use.get(name, 0))].append((inputs.get(name), name))
+        return found
+
+    def _item_of(self, step: int) -> int:
+        return max(0, bisect_right(self.rendering.starts, step) - 1)
+
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
-        key = self._sizes(args) if self.program.sizes else ()
+        return self._call(args, None)
+
+    def consume(self, args: list[Any]) -> list[Any]:
+        """The call for a caller who has no other use for the arguments: each is dropped after its last use."""
+        return self._call((), args)
+
+    def _call(self, args: tuple, own: list[Any] | None) -> list[Any]:
+        key = self._sizes(args if own is None else own) if self.program.sizes else ()
         frames = self._frames.get(key)
         if frames is None:
             frames = self._frames_for(key)
@@ -131,15 +169,18 @@ class Executable:
             frame = frames.pop()
         except IndexError:
             frame = Frame(self, key)
+        block = ARENA.take(frame.bytes)
+        frame.use(block)
         try:
             if self._simple:
-                return self._run_simple(frame, args)
-            return self._run(frame, args)
+                return self._run_simple(frame, args if own is None else own)
+            return self._run(frame, args, own)
         finally:
             frame.tensors.clear()
+            ARENA.give(block)
             frames.append(frame)
 
-    def _sizes(self, args: tuple) -> tuple[int, ...]:
+    def _sizes(self, args: Sequence[Any]) -> tuple[int, ...]:
         return tuple(
             int(args[s.input]) if s.dim is None else args[s.input].shape[s.dim] for s in self.program.sizes
         )
@@ -150,7 +191,7 @@ class Executable:
             self._frames.pop(next(iter(self._frames)), None)
         return self._frames.setdefault(key, [])
 
-    def _run_simple(self, frame: Frame, args: tuple) -> list[Any]:
+    def _run_simple(self, frame: Frame, args: Sequence[Any]) -> list[Any]:
         """One native stretch, fresh outputs: nothing to look up."""
         slots = frame.slots
         slots[0 : len(args)] = [a.data_ptr() for a in args]
@@ -164,28 +205,33 @@ class Executable:
             self._raise(frame, args)
         return outputs
 
-    def _run(self, frame: Frame, args: tuple) -> list[Any]:
+    def _run(self, frame: Frame, args: tuple, own: list[Any] | None) -> list[Any]:
         slots, tensors = frame.slots, frame.tensors
-        args = (*args, *self.constants)
-        for position, slot in self._inputs:
-            slots[slot] = args[position].data_ptr()
-        for position, name in enumerate(self.program.inputs):
-            if name is not None:
-                tensors[name] = args[position]
-        for name, sizes, strides, dtype in frame.fresh:
-            tensor = torch.empty_strided(sizes, strides, dtype=dtype)
-            tensors[name] = tensor
-            slots[self.slots[name]] = tensor.data_ptr()
-        for item in self._plan:
+        self._take_inputs(frame, args if own is None else own)
+        for item, due, given_up in zip(self._plan, frame.due, self._given_up, strict=True):
+            for name, sizes, strides, dtype in due:
+                tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
+                slots[self.slots[name]] = tensor.data_ptr()
             if isinstance(item, tuple):
                 item[0](*frame.native)
                 if frame.error.value:
                     self._raise(frame, args)
             else:
                 item(frame)
+            for position, name in given_up:
+                tensors.pop(name, None)
+                if own is not None and position is not None:
+                    own[position] = None
         return [self._output(frame, output) for output in self.program.outputs]
 
-    def _raise(self, frame: Frame, args: tuple) -> None:
+    def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
+        given = len(args)
+        for position, slot in self._inputs:
+            value = args[position] if position < given else self.constants[position - given]
+            frame.slots[slot] = value.data_ptr()
+            frame.tensors[self.program.inputs[position]] = value  # type: ignore[index]
+
+    def _raise(self, frame: Frame, args: Sequence[Any]) -> None:
         code = frame.error.value
         frame.error.value = 0
         if self.eager is not None:
@@ -222,6 +268,15 @@ class Executable:
         if offset == 0 and base.shape == sizes and base.stride() == strides:
             return base
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
+
+
+def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
+
+
+# Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
+# one number at a time and a contiguous one in blocks.
+_AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
 
 
 class _Operator:

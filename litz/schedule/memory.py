@@ -10,7 +10,7 @@ result over an argument that dies there, when it reads and writes each element a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr
@@ -26,6 +26,29 @@ class Layout:
     size: int
     owned: frozenset[str]  # buffers that a called operator allocates
     last_use: dict[str, int]  # buffer -> step after which it is dead
+    first_use: dict[str, int]  # buffer -> step that writes it first
+    pauses: frozenset[int] = frozenset()  # steps before which the caller may take and return memory
+
+
+# A pause costs microseconds; memory below this is not worth one.
+_WORTH_A_PAUSE = 1 << 20
+
+
+def pause_for_memory(program: Program, layout: Layout) -> Layout:
+    """The layout with pauses where a large output is about to be written and after a large input's last use.
+
+    For programs whose caller gives its inputs up: the backward returns what the forward saved while it runs, and
+    takes memory for each gradient when it is due.
+    """
+    pauses = set()
+    for name, buffer in program.buffers.items():
+        if buffer.dtype not in DTYPES or _bytes(program, name, None) < _WORTH_A_PAUSE:
+            continue
+        if buffer.kind == "output" and name in layout.first_use:
+            pauses.add(layout.first_use[name])
+        if buffer.kind == "input" and name in layout.last_use:
+            pauses.add(layout.last_use[name] + 1)
+    return replace(layout, pauses=frozenset(pauses))
 
 
 def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Layout:
@@ -67,7 +90,7 @@ def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Lay
         for member in members:
             offsets[member] = offset
     total = max((o + n for _, _, o, n in placed), default=0)
-    return Layout(offsets, total, frozenset(owned), dies)
+    return Layout(offsets, total, frozenset(owned), dies, born)
 
 
 def value_of(e: Expr, sizes: Mapping[str, int]) -> int:

@@ -51,7 +51,15 @@ def results(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def rewrite(function: Callable[..., Any], inputs: Sequence[Any], rules: Rules, *, training: bool = False, tolerance: float = 1e-5, **options: Any) -> Rewritten:
+def rewrite(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    rules: Rules,
+    *,
+    training: bool = False,
+    tolerance: float = 1e-5,
+    **options: Any,
+) -> Rewritten:
     """Rewrites and checks that every result keeps its value, shape, strides and type."""
     graph = capture(function, [_leaf(i, training) for i in inputs], training)
     given = [i.detach() if isinstance(i, torch.Tensor) else i for i in inputs]

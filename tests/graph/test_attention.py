@@ -49,6 +49,7 @@ def flat_heads(q, k, v, bias):
     p = torch.softmax(scores.view(B * H, S, S), -1)
     return torch.bmm(p, v).view(B, H, S, D).transpose(1, 2).reshape(B, S, H * D)
 
+
 SPELLINGS = {
     "mul": lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) * SCALE, -1) @ v,
     "div": lambda q, k, v: torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), -1) @ v,
@@ -57,19 +58,27 @@ SPELLINGS = {
     "scaled query": lambda q, k, v: torch.softmax((q * SCALE) @ k.mT, -1) @ v,
     "scaled key": lambda q, k, v: torch.softmax(q @ (k / 3.0).mT, -1) @ v,
     "both scaled": lambda q, k, v: torch.softmax((q * SCALE**0.5) @ (k * SCALE**0.5).mT, -1) @ v,
-    "einsum": lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) * SCALE, -1), v),
+    "einsum": lambda q, k, v: torch.einsum(
+        "bhqk,bhkd->bhqd", torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) * SCALE, -1), v
+    ),
     "softmax by hand": lambda q, k, v: written_softmax(q @ k.mT * SCALE) @ v,
     "float softmax": lambda q, k, v: torch.softmax(q @ k.mT * SCALE, -1, dtype=torch.float32).to(q.dtype) @ v,
     "constant shift": lambda q, k, v: torch.softmax(q @ k.mT * SCALE + 3.0, -1) @ v,
     "dropout off": lambda q, k, v: torch.nn.functional.dropout(torch.softmax(q @ k.mT * SCALE, -1), 0.5, False) @ v,
     "one head": lambda q, k, v: torch.softmax(q[0, 0] @ k[0, 0].t() * SCALE, -1) @ v[0, 0],
     "three dimensions": lambda q, k, v: torch.softmax(q[0] @ k[0].mT * SCALE, -1) @ v[0],
-    "five dimensions": lambda q, k, v: torch.softmax(q.unsqueeze(1).expand(B, 2, H, S, D) @ k.unsqueeze(1).mT, -1) @ v.unsqueeze(1),
+    "five dimensions": lambda q, k, v: (
+        torch.softmax(q.unsqueeze(1).expand(B, 2, H, S, D) @ k.unsqueeze(1).mT, -1) @ v.unsqueeze(1)
+    ),
     "batch of one": lambda q, k, v: torch.softmax(q[:1] @ k[:1].mT * SCALE, -1) @ v[:1],
     "fewer keys": lambda q, k, v: torch.softmax(q @ k[:, :, :7].mT * SCALE, -1) @ v[:, :, :7],
-    "grouped heads": lambda q, k, v: torch.softmax(q @ k[:, :1].expand(B, H, S, D).mT * SCALE, -1) @ v[:, :1].expand(B, H, S, D),
-    "keys permuted at once": lambda q, k, v: torch.softmax(q @ k.transpose(1, 2).contiguous().permute(0, 2, 3, 1) * SCALE, -1) @ v,
-}  # fmt: skip
+    "grouped heads": lambda q, k, v: (
+        torch.softmax(q @ k[:, :1].expand(B, H, S, D).mT * SCALE, -1) @ v[:, :1].expand(B, H, S, D)
+    ),
+    "keys permuted at once": lambda q, k, v: (
+        torch.softmax(q @ k.transpose(1, 2).contiguous().permute(0, 2, 3, 1) * SCALE, -1) @ v
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -82,7 +91,9 @@ def test_spellings(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_types(dtype: torch.dtype) -> None:
-    done = rewrite(lambda *args: (SPELLINGS["mul"](*args),), [x.to(dtype) for x in (Q, K, V)], ATTENTION, tolerance=3e-2)
+    done = rewrite(
+        lambda *args: (SPELLINGS["mul"](*args),), [x.to(dtype) for x in (Q, K, V)], ATTENTION, tolerance=3e-2
+    )
     assert len(flash(done)) == 1
 
 
@@ -102,15 +113,22 @@ MASKS = {
     "causal, chosen": (lambda s, m: torch.where(causal(), s, torch.finfo(s.dtype).min), "causal"),
     "causal and padding": (lambda s, m: s + torch.where(causal() & m, 0.0, -1e30), "mask"),
     "causal, then padding": (lambda s, m: s.masked_fill(~causal(), -1e30) + torch.where(m, 0.0, -1e30), "mask"),
-    "a window": (lambda s, m: s.masked_fill(~(causal() & (torch.arange(S).unsqueeze(0) > torch.arange(S).unsqueeze(1) - 3)), -1e30), "mask"),
+    "a window": (
+        lambda s, m: s.masked_fill(
+            ~(causal() & (torch.arange(S).unsqueeze(0) > torch.arange(S).unsqueeze(1) - 3)), -1e30
+        ),
+        "mask",
+    ),
     "weakly causal": (lambda s, m: s + torch.full((S, S), -5.0).triu(1), "mask"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str) -> None:
     apply, kind = MASKS[name]
-    done = rewrite(lambda q, k, v, m: (torch.softmax(apply(q @ k.mT * SCALE, m), -1) @ v,), [Q, K, V, PADDING], ATTENTION)
+    done = rewrite(
+        lambda q, k, v, m: (torch.softmax(apply(q @ k.mT * SCALE, m), -1) @ v,), [Q, K, V, PADDING], ATTENTION
+    )
     (node,) = flash(done)
     assert (node.kwargs.get("attn_mask") is not None) == (kind == "mask")
     assert (len(node.args) > 4 and node.args[4] is True) == (kind == "causal")
@@ -141,7 +159,11 @@ def test_heads_flattened_into_the_batch() -> None:
 
 def test_a_mask_given_to_the_fused_operator() -> None:
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    for mask, kind in ((lambda: torch.ones(S, S, dtype=torch.bool), "none"), (causal, "causal"), (lambda: causal() & (torch.arange(S) > 2) | torch.eye(S).bool(), "mask")):
+    for mask, kind in (
+        (lambda: torch.ones(S, S, dtype=torch.bool), "none"),
+        (causal, "causal"),
+        (lambda: causal() & (torch.arange(S) > 2) | torch.eye(S).bool(), "mask"),
+    ):
         done = rewrite(lambda q, k, v, mask=mask: (sdpa(q, k, v, attn_mask=mask()),), [Q, K, V], ATTENTION)
         (node,) = flash(done)
         assert (node.kwargs.get("attn_mask") is not None) == (kind == "mask")
@@ -164,12 +186,24 @@ NO_ATTENTION = {
     "another after the softmax": (lambda q, k, v: (torch.relu(torch.softmax(q @ k.mT, -1)) @ v,), "aten.relu.default"),
     "weights returned": (seen_weights, "also used by"),
     "scores returned": (seen_scores, "also used by"),
-    "no product": (lambda q, k, v: (torch.softmax((q * k) @ torch.ones(D, S) + q.sum(-1, keepdim=True).cos(), -1) @ v,), None),
+    "no product": (
+        lambda q, k, v: (torch.softmax((q * k) @ torch.ones(D, S) + q.sum(-1, keepdim=True).cos(), -1) @ v,),
+        None,
+    ),
     "values of another size": (lambda q, k, v: (torch.softmax(q @ k.mT, -1) @ v[..., :5],), "different sizes"),
-    "a fill that hides nothing": (lambda q, k, v: (torch.softmax((q @ k.mT).masked_fill(torch.arange(S) > q[0, 0, 0, 0], -1.0), -1) @ v,), "does not hide"),
-    "a scale for each head": (lambda q, k, v: (torch.softmax((q @ k.mT) * torch.arange(1.0, H + 1).view(H, 1, 1), -1) @ v,), "aten.mul.Tensor"),
-    "values of another type": (lambda q, k, v: (torch.softmax(q @ k.mT, -1).bfloat16() @ v.bfloat16(),), "different types"),
-}  # fmt: skip
+    "a fill that hides nothing": (
+        lambda q, k, v: (torch.softmax((q @ k.mT).masked_fill(torch.arange(S) > q[0, 0, 0, 0], -1.0), -1) @ v,),
+        "does not hide",
+    ),
+    "a scale for each head": (
+        lambda q, k, v: (torch.softmax((q @ k.mT) * torch.arange(1.0, H + 1).view(H, 1, 1), -1) @ v,),
+        "aten.mul.Tensor",
+    ),
+    "values of another type": (
+        lambda q, k, v: (torch.softmax(q @ k.mT, -1).bfloat16() @ v.bfloat16(),),
+        "different types",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NO_ATTENTION)

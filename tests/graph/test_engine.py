@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from litz.graph.match import Index, Matcher, Miss
+from litz.graph.match import Matcher, Miss
 from litz.graph.order import sort_stably
 from litz.graph.pattern import ANY, Arg, Call, ListOf, Outputs, Wild, call, source
 from litz.graph.rewrite import Rule, apply_rules, rule
@@ -25,7 +25,12 @@ def matches(function, pattern, *inputs) -> bool:
 
 
 def test_patterns_are_values() -> None:
-    pattern = Outputs((call(aten.mul.Tensor, Arg("x"), Wild(), commutes=True), call(aten.cat.default, ListOf(Arg("y")), -1, users=ANY)))
+    pattern = Outputs(
+        (
+            call(aten.mul.Tensor, Arg("x"), Wild(), commutes=True),
+            call(aten.cat.default, ListOf(Arg("y")), -1, users=ANY),
+        )
+    )
     names = {"call": call, "Outputs": Outputs, "Arg": Arg, "Wild": Wild, "ListOf": ListOf, "aten": aten}
     assert eval(source(pattern), names) == pattern
     assert len({pattern, eval(source(pattern), names)}) == 1
@@ -61,7 +66,11 @@ def test_commuted_operands_backtrack() -> None:
     # Only after the second operand is known does it turn out which of the first two is x.
     inner = call(aten.add.Tensor, Arg("x"), Arg("y"), commutes=True)
     pattern = call(aten.mul.Tensor, inner, call(aten.exp.default, Arg("x")), commutes=True)
-    for function in (lambda a, b: ((a + b) * b.exp(),), lambda a, b: (a.exp() * (a + b),), lambda a, b: ((b + a) * b.exp(),)):
+    for function in (
+        lambda a, b: ((a + b) * b.exp(),),
+        lambda a, b: (a.exp() * (a + b),),
+        lambda a, b: ((b + a) * b.exp(),),
+    ):
         assert matches(function, pattern, X, Y)
     assert not matches(lambda a, b: ((a + a) * b.exp(),), pattern, X, Y)
 
@@ -76,7 +85,9 @@ def test_use_elsewhere() -> None:
     assert isinstance(found, Miss) and "used outside" in found.why
     assert matches(seen, call(aten.neg.default, call(aten.exp.default, Arg("x"), users=ANY)), X)
     assert matches(seen, call(aten.neg.default, call(aten.exp.default, Arg("x"), users=2)), X)
-    counted = Matcher().match(call(aten.neg.default, call(aten.exp.default, Arg("x"), users=1)), last_call(capture(seen, [X])))
+    counted = Matcher().match(
+        call(aten.neg.default, call(aten.exp.default, Arg("x"), users=1)), last_call(capture(seen, [X]))
+    )
     assert isinstance(counted, Miss) and "2 users where 1" in counted.why
 
 
@@ -109,7 +120,9 @@ def test_rules_run_to_a_fixpoint_and_are_recorded() -> None:
     done = rewrite(lambda x: (x.sin().neg().neg().neg().neg() + 1,), [X], (neg_twice,))
     assert done.count(aten.neg.default) == 0
     (firing,) = done.ctx.firings
-    assert firing.rule == "neg_twice" and firing.times == 2 and firing.file.endswith("test_engine.py") and firing.line > 0
+    assert (
+        firing.rule == "neg_twice" and firing.times == 2 and firing.file.endswith("test_engine.py") and firing.line > 0
+    )
 
 
 def test_rule_sets_compose() -> None:
@@ -151,7 +164,9 @@ def test_two_results_do_not_become_one_tensor() -> None:
 def test_a_new_layout_spreads_and_is_undone_for_the_user() -> None:
     @rule(call(aten.sin.default, Arg("x"), users=ANY))
     def other_layout(match):
-        turned = match.call(aten.clone.default, match.call(aten.t.default, match["x"]), memory_format=torch.contiguous_format)
+        turned = match.call(
+            aten.clone.default, match.call(aten.t.default, match["x"]), memory_format=torch.contiguous_format
+        )
         return match.call(aten.t.default, match.call(aten.cos.default, turned))
 
     def function(x):
@@ -175,7 +190,11 @@ def test_a_rule_that_raises_is_reported_and_the_graph_goes_on() -> None:
     done = rewrite(lambda x: (x.exp() + x.neg().neg().sin(),), [X], (broken, neg_twice))
     assert done.fired == {"neg_twice": 1}
     assert len(done.outcome.errors) == 1
-    assert "broken" in done.outcome.errors[0] and "test_engine.py:" in done.outcome.errors[0] and "oops" in done.outcome.errors[0]
+    assert (
+        "broken" in done.outcome.errors[0]
+        and "test_engine.py:" in done.outcome.errors[0]
+        and "oops" in done.outcome.errors[0]
+    )
     assert done.count(aten.neg.default) == 0
 
 
@@ -194,7 +213,9 @@ def test_several_outputs() -> None:
     @rule(pattern)
     def shifted(match):
         moved = match.call(aten.add.Tensor, match["x"], 0.0)
-        return match.call(aten.sin.default, match.call(aten.neg.default, match.call(aten.neg.default, moved))), match.call(aten.cos.default, moved)
+        return match.call(
+            aten.sin.default, match.call(aten.neg.default, match.call(aten.neg.default, moved))
+        ), match.call(aten.cos.default, moved)
 
     # y has no cosine: only one of the two sines may match.
     done = rewrite(lambda x, y: (x.sin() * y, y.sin() + 1, x.cos()), [X, Y], (shifted,))
@@ -227,7 +248,9 @@ def test_order_is_mended_stably() -> None:
     sort_stably(graph.graph)
     graph.graph.lint()
     after = [n.name for n in graph.graph.nodes]
-    assert sorted(after) == sorted(before) and after.index(nodes[1].name) < after.index(nodes[0].name) < after.index(nodes[-1].name)
+    assert sorted(after) == sorted(before) and after.index(nodes[1].name) < after.index(nodes[0].name) < after.index(
+        nodes[-1].name
+    )
 
 
 def test_cost_hardly_grows_with_the_number_of_rules() -> None:
@@ -239,7 +262,9 @@ def test_cost_hardly_grows_with_the_number_of_rules() -> None:
                 x = (x.sin() * 2 + x.cos()).exp()
             return (x,)
 
-        others = tuple(Rule(call(aten.atan2.default, Arg("x"), float(i)), lambda match: None, f"s{i}") for i in range(rules))
+        others = tuple(
+            Rule(call(aten.atan2.default, Arg("x"), float(i)), lambda match: None, f"s{i}") for i in range(rules)
+        )
         apart = tuple(
             Rule(call(aten.add.Tensor, call(getattr(aten, name).default, Arg("x")), ...), lambda match: None, name)
             for name in ("tan", "sinh", "cosh", "asin", "acos", "atan", "erf", "log", "sqrt", "rsqrt", "abs")[:rules]

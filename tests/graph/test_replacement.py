@@ -75,7 +75,9 @@ def test_exclusive_arguments() -> None:
 
 
 def test_extra_check() -> None:
-    made = register_replacement(softplus_written, softplus, [torch.empty(2)], extra_check=lambda match: match["x"].meta["val"].dim() == 1)
+    made = register_replacement(
+        softplus_written, softplus, [torch.empty(2)], extra_check=lambda match: match["x"].meta["val"].dim() == 1
+    )
     assert rewrite(lambda x: (softplus_written(x * 2) + 1,), [X], (made,)).fired == {}
     assert rewrite(lambda x: (softplus_written(x * 2) + 1,), [X[0]], (made,)).fired == {"softplus_written": 1}
 

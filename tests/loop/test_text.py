@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from litz.errors import ParseError
 from litz.loop.expr import Axis, Size, Value, expr
 from litz.loop.ir import Apply, Arg, Buffer, Call, Check, Const, Index, Kernel, Load, Program, Reduce, Store, View
-from litz.loop.text import parse_kernel, parse_program, print_kernel, print_program
+from litz.loop.parse import parse_kernel, parse_program
+from litz.loop.text import print_kernel, print_program
 from litz.loop.verify import verify
 from tests.golden import check
 from tests.strategies import programs

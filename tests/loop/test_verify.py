@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from litz.errors import VerifyError
 from litz.loop.expr import Axis, Size, Value, constant, expr
 from litz.loop.ir import Apply, Buffer, Check, Kernel, Load, Program, Store, View
-from litz.loop.text import parse_program
+from litz.loop.parse import parse_program
 from litz.loop.verify import verify
 from tests.strategies import programs
 

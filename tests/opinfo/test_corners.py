@@ -86,7 +86,7 @@ ZERO_DIM = {
     "add": lambda x: x + x, "sum": lambda x: x.sum(), "sum-0": lambda x: x.sum(0), "max": lambda x: x.max(0),
     "argmax": lambda x: x.argmax(), "cumsum": lambda x: x.cumsum(0), "sort": lambda x: x.sort(),
     "reshape": lambda x: x.reshape(1, 1) + 1, "softmax": lambda x: x.softmax(0), "expand": lambda x: x.expand(3) * 2,
-    "index_select": lambda x: x.index_select(0, torch.tensor([0, 0])), "gather": lambda x: x.gather(0, torch.tensor(0)),
+    "index_select": lambda x: x.index_select(0, torch.tensor([0])), "gather": lambda x: x.gather(0, torch.tensor(0)),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.alias import base
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 
@@ -30,7 +29,6 @@ class Split:
     saved_primals: tuple[int, ...]  # arguments the backward reads
     saved_results: tuple[int, ...]  # of the forward's own results, those the backward reads
     saved: int  # tensors that follow the forward's own results, for the backward alone
-    owned: tuple[bool, ...]  # for each of those, whether its memory is the backward's to use again
     taken: int  # inputs of the backward before the tangents: all of these in this order, then plain numbers
 
 
@@ -69,7 +67,7 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     forward = _extract(joint.graph, primals, returned, [n for n in early if _must_run(n)])
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [])
-    return Split(forward, backward, saved_primals, saved_results, len(saved), _owned(saved, forward_results), len(taken))
+    return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
 
 
 def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
@@ -77,12 +75,6 @@ def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
         copy = graph.call_function(aten.clone.default, (node,))
     copy.meta = dict(node.meta)
     return copy
-
-
-def _owned(saved: list[fx.Node], results: list[Any]) -> tuple[bool, ...]:
-    """Of the tensors saved, which are memory that no result shows to the user."""
-    shown = {base(n) for n in results if isinstance(n, fx.Node)}
-    return tuple(base(n) not in shown for n in saved)
 
 
 def _descendants(roots: list[fx.Node]) -> set[fx.Node]:

@@ -59,7 +59,9 @@ def build(patterns: dict[str, Any]) -> Rules:
     for search, replace in PAIRS:
         # The joint form first: where there is a backward, the forward alone must not match.
         for trace, name in ((joint, f"{search.__name__}_training"), (forward_only, search.__name__)):
-            made.append(register_replacement(search, replace, [example()], trace, name=name, pattern=patterns.get(name)))
+            made.append(
+                register_replacement(search, replace, [example()], trace, name=name, pattern=patterns.get(name))
+            )
     return tuple(made)
 
 

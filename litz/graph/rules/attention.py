@@ -10,6 +10,7 @@ convention.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -88,29 +89,36 @@ def _lead(root: fx.Node, found: Attention, match: Match) -> tuple[int, int]:
     if len(longest) < 2:
         # A batch of heads in one dimension: perhaps it was two before.
         count = longest[0] if longest else 1
-        for node, flipped in ((found.q, False), (found.v, False), (found.k, True)):
-            source = node
-            while source.op == "call_function" and source.args and isinstance(source.args[0], fx.Node):
-                size = shape(source)
-                if len(size) == 4 and size[0] * size[1] == count:
-                    if operand(node, size[:2], flipped, match.uniform)[2] == operand(node, size[:2], flipped, match.uniform)[2]:
-                        return size[0], size[1]
-                    break
-                if source.target not in (aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default, aten.transpose.int, aten.mul.Tensor):
-                    break
-                source = source.args[0]
-        return 1, count
-    rest = 1
-    for size in longest[1:]:
-        rest *= size
-    return longest[0], rest
+        before = [
+            _grouped(node, count, flipped, match)
+            for node, flipped in ((found.q, False), (found.k, True), (found.v, False))
+        ]
+        return next((lead for lead in before if lead is not None), (1, count))
+    return longest[0], math.prod(longest[1:])
 
 
-def _as_matrix(match: Match, node: fx.Node, lead: tuple[int, int], flipped: bool, unscaled: bool) -> tuple[fx.Node, float]:
+def _grouped(node: fx.Node, count: int, flipped: bool, match: Match) -> tuple[int, int] | None:
+    """Batch and heads of a factor before they were made one dimension, if it can be taken from there."""
+    source: Any = node
+    for _ in range(12):
+        if not isinstance(source, fx.Node) or source.op != "call_function":
+            break
+        size = shape(source) if isinstance(source.meta.get("val"), torch.Tensor) else ()
+        if len(size) == 4 and size[0] * size[1] == count:
+            lead = size[0], size[1]
+            taken = not math.isnan(operand(node, lead, flipped, match.uniform)[2])
+            return lead if taken else None
+        source = source.args[0] if source.args else None
+    return None
+
+
+def _as_matrix(
+    match: Match, node: fx.Node, lead: tuple[int, int], flipped: bool, unscaled: bool
+) -> tuple[fx.Node, float]:
     """The factor as (batch, heads, rows, size), from where it was so already if possible; and its scale."""
     uniform = (lambda _: None) if unscaled else match.uniform
     source, still, factor = operand(node, lead, flipped, uniform)
-    if factor != factor:
+    if math.isnan(factor):
         source, still, factor = match.call(aten.view.default, node, [*lead, *shape(node)[-2:]]), flipped, 1.0
     if still:
         source = match.call(aten.transpose.int, source, -1, -2)
@@ -158,7 +166,9 @@ def _proved(compact: torch.Tensor, mask: Mask, q: fx.Node, k: fx.Node) -> str:
         if bool(visible.all()):
             return "nothing"
         highest = compact.masked_fill(visible, float("-inf")) if mask.factor > 0 else compact
-        hidden = mask.factor > 0 and highest.max().item() * mask.factor <= max(_HIDDEN, torch.finfo(q.meta["val"].dtype).min)
+        hidden = mask.factor > 0 and highest.max().item() * mask.factor <= max(
+            _HIDDEN, torch.finfo(q.meta["val"].dtype).min
+        )
     if bool(visible.all()):
         return "nothing"
     return "causal" if hidden and is_causal(visible, shape(q)[-2], shape(k)[-2]) else "some"
@@ -172,7 +182,9 @@ def _additive(match: Match, mask: Mask, lead: tuple[int, int], q: fx.Node) -> fx
         if mask.fill > _HIDDEN:
             return None
         kept = match.full([], 0.0, dtype, device)
-        hidden = match.full([], max(mask.fill, torch.finfo(dtype).min) if mask.fill != float("-inf") else mask.fill, dtype, device)
+        hidden = match.full(
+            [], max(mask.fill, torch.finfo(dtype).min) if mask.fill != float("-inf") else mask.fill, dtype, device
+        )
         node = match.call(aten.where.self, node, *((hidden, kept) if mask.inverted else (kept, hidden)))
     else:
         if mask.factor != 1.0:
@@ -188,7 +200,13 @@ def _four_dimensional(match: Match, node: fx.Node, applied: tuple[int, ...], lea
     own = (1,) * missing + size
     if applied == lead or all(s == 1 for s in own[:-2]):
         wanted = own if applied == lead else (1, 1, *own[-2:])
-        return node if size == wanted else match.call(aten.view.default, node, list(wanted)) if _viewable(node) else _copied(match, node, wanted)
+        return (
+            node
+            if size == wanted
+            else match.call(aten.view.default, node, list(wanted))
+            if _viewable(node)
+            else _copied(match, node, wanted)
+        )
     whole = match.call(aten.expand.default, node, [*applied, *own[-2:]])
     return _copied(match, whole, (*lead, *own[-2:]))
 
@@ -208,7 +226,11 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
     if shape(out) == shape(root):
         return out
     users = list(root.users)
-    if len(users) == 1 and users[0].target in (aten.view.default, aten._unsafe_view.default) and shape(users[0]) == shape(out):
+    if (
+        len(users) == 1
+        and users[0].target in (aten.view.default, aten._unsafe_view.default)
+        and shape(users[0]) == shape(out)
+    ):
         match.stand_for(users[0])
         return out
     copy = match.call(aten.clone.default, out, memory_format=torch.contiguous_format)
@@ -217,7 +239,17 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
 
 # -- attention that is fused already ----------------------------------------------------------------
 @rule(
-    call(_FLASH_CPU, Arg("q"), Arg("k"), Arg("v"), Arg("dropout"), False, attn_mask=Arg("mask"), scale=Arg("scale"), users=ANY),
+    call(
+        _FLASH_CPU,
+        Arg("q"),
+        Arg("k"),
+        Arg("v"),
+        Arg("dropout"),
+        False,
+        attn_mask=Arg("mask"),
+        scale=Arg("scale"),
+        users=ANY,
+    ),
     extra_check=lambda match: isinstance(match["mask"], fx.Node),
 )
 def attention_mask(match: Match) -> Any:

@@ -136,7 +136,9 @@ def _is_reshaped(whole: torch.Tensor, view: torch.Tensor) -> bool:
 
 def _softmax_above(node: fx.Node, steps: int) -> bool:
     inputs = [i for i in node.all_input_nodes if i.op == "call_function"]
-    return any(i.target in SOFTMAX for i in inputs) or (steps > 0 and any(_softmax_above(i, steps - 1) for i in inputs[:2]))
+    return any(i.target in SOFTMAX for i in inputs) or (
+        steps > 0 and any(_softmax_above(i, steps - 1) for i in inputs[:2])
+    )
 
 
 def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform) -> None:
@@ -170,7 +172,9 @@ def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform
         elif target is aten.where.self or target is aten.masked_fill.Scalar or target is aten.masked_fill.Tensor:
             node = _filled(node, factor, lead, found, uniform)
         else:
-            raise NoAttention(node, f"{_what(node)} is between the softmax and a product of queries and keys", len(found.passed))
+            raise NoAttention(
+                node, f"{_what(node)} is between the softmax and a product of queries and keys", len(found.passed)
+            )
 
 
 def _added(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attention, uniform: Uniform) -> fx.Node:
@@ -179,7 +183,9 @@ def _added(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attention
     a, b = node.args[0], node.args[1]
     if isinstance(b, (int, float)):
         return a  # type: ignore[return-value]  # the same number everywhere does not change a softmax
-    candidates = [(x, m, f) for x, m, f in ((a, b, factor * alpha), (b, a, factor)) if is_tensor(x) and shape(x) == shape(node)]  # type: ignore[operator]
+    candidates = [
+        (x, m, f) for x, m, f in ((a, b, factor * alpha), (b, a, factor)) if is_tensor(x) and shape(x) == shape(node)
+    ]  # type: ignore[operator]
     for scores, mask, weight in candidates:
         if _comes_from_product(scores, uniform):  # type: ignore[arg-type]
             if scores is b and alpha != 1:
@@ -292,7 +298,9 @@ def _is_float_cast(node: fx.Node) -> bool:
     if node.target is not aten._to_copy.default or not is_tensor(node.args[0]):
         return False
     source = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return source.is_floating_point() and node.meta["val"].is_floating_point() and source.device == node.meta["val"].device
+    return (
+        source.is_floating_point() and node.meta["val"].is_floating_point() and source.device == node.meta["val"].device
+    )
 
 
 def _only_use(node: fx.Node, found: Attention) -> None:

@@ -20,13 +20,28 @@ aten = torch.ops.aten
 FROZEN = "_frozen"
 
 _CONV = call(
-    aten.convolution.default, Arg("x"), Arg("weight"), Arg("bias"), Arg("stride"), Arg("padding"), Arg("dilation"),
-    Arg("transposed"), Arg("output_padding"), Arg("groups"), name="conv",
-)  # fmt: skip
+    aten.convolution.default,
+    Arg("x"),
+    Arg("weight"),
+    Arg("bias"),
+    Arg("stride"),
+    Arg("padding"),
+    Arg("dilation"),
+    Arg("transposed"),
+    Arg("output_padding"),
+    Arg("groups"),
+    name="conv",
+)
 _NORM = call(
-    aten._native_batch_norm_legit_no_training.default, _CONV, Arg("gamma"), Arg("beta"), Arg("mean"), Arg("variance"), Arg("momentum"),
+    aten._native_batch_norm_legit_no_training.default,
+    _CONV,
+    Arg("gamma"),
+    Arg("beta"),
+    Arg("mean"),
+    Arg("variance"),
+    Arg("momentum"),
     Arg("eps"),
-)  # fmt: skip
+)
 
 
 def _frozen(match: Match, name: str) -> torch.Tensor | None:
@@ -57,7 +72,11 @@ def conv_bn(match: Match) -> Any:
     scaled = (weight.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
     return match.call(
-        aten.convolution.default, match["x"], match.constant(scaled), match.constant(shift.to(weight.dtype)), *(match[n] for n in names)
+        aten.convolution.default,
+        match["x"],
+        match.constant(scaled),
+        match.constant(shift.to(weight.dtype)),
+        *(match[n] for n in names),
     )
 
 

@@ -35,7 +35,9 @@ def _padding(match: Match, a: Any, b: Any) -> tuple[int, int, int] | None:
 
 
 def _padded(match: Match, node: Any, rows: int, columns: int) -> Any:
-    return node if not rows and not columns else match.call(aten.constant_pad_nd.default, node, [0, columns, 0, rows], 0)
+    return (
+        node if not rows and not columns else match.call(aten.constant_pad_nd.default, node, [0, columns, 0, rows], 0)
+    )
 
 
 def _cut(match: Match, node: Any, rows: int, columns: int) -> Any:
@@ -68,23 +70,41 @@ def pad_addmm(match: Match) -> Any:
     return _cut(match, product, m, n)
 
 
-_LINEAR = call(aten.addmm.default, Arg("bias"), call(aten.view.default, Arg("x"), ..., users=ANY), call(aten.t.default, Arg("w"), users=ANY))
+_LINEAR = call(
+    aten.addmm.default,
+    Arg("bias"),
+    call(aten.view.default, Arg("x"), ..., users=ANY),
+    call(aten.t.default, Arg("w"), users=ANY),
+)
 
 
 @rule(
-    call(aten.clone.default, call((aten.transpose.int, aten.permute.default), call(aten.view.default, _LINEAR, ...), ..., name="turn"), ..., users=ANY),
+    call(
+        aten.clone.default,
+        call((aten.transpose.int, aten.permute.default), call(aten.view.default, _LINEAR, ...), ..., name="turn"),
+        ...,
+        users=ANY,
+    ),
     extra_check=on_gpu,
 )
 def linear_permute(match: Match) -> Any:
     """`linear(x)` turned and copied: `w @ x^T`, which is laid out so from the start."""
     x, turn = match["x"], match["turn"]
     value = x.meta["val"]
-    if value.dim() != 3 or tuple(match.root.meta["val"].shape) != (value.shape[0], match["w"].meta["val"].shape[0], value.shape[1]):
+    if value.dim() != 3 or tuple(match.root.meta["val"].shape) != (
+        value.shape[0],
+        match["w"].meta["val"].shape[0],
+        value.shape[1],
+    ):
         return None
     if turn.meta["val"].stride(-1) == 1 or not match.root.meta["val"].is_contiguous():
         return None
     turned = match.call(aten.transpose.int, x, 1, 2)
-    w = match.call(aten.expand.default, match.call(aten.unsqueeze.default, match["w"], 0), [value.shape[0], *match["w"].meta["val"].shape])
+    w = match.call(
+        aten.expand.default,
+        match.call(aten.unsqueeze.default, match["w"], 0),
+        [value.shape[0], *match["w"].meta["val"].shape],
+    )
     bias = match.call(aten.unsqueeze.default, match["bias"], -1)
     return match.call(aten.baddbmm.default, bias, w, turned)
 

@@ -29,19 +29,34 @@ _WIDER = {
 
 def _same(match: Match, node: Any) -> Any:
     """The node, if it is a tensor of the root's shape and type; else None."""
-    return node if isinstance(node, fx.Node) and described(node.meta.get("val")) == described(match.root.meta.get("val")) else None
+    return (
+        node
+        if isinstance(node, fx.Node) and described(node.meta.get("val")) == described(match.root.meta.get("val"))
+        else None
+    )
 
 
 @rule(call((aten.add.Tensor, aten.sub.Tensor), Arg("a"), Arg("b"), ..., users=ANY))
 def add_zero(match: Match) -> Any:
     if _same(match, match["a"]) and match.uniform(match["b"]) == 0:
         return match["a"]
-    if match.root.target is aten.add.Tensor and match.root.kwargs.get("alpha", 1) == 1 and match.uniform(match["a"]) == 0:
+    if (
+        match.root.target is aten.add.Tensor
+        and match.root.kwargs.get("alpha", 1) == 1
+        and match.uniform(match["a"]) == 0
+    ):
         return _same(match, match["b"])
     return None
 
 
-@rule(call((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar), Arg("a"), Arg("b"), users=ANY))
+@rule(
+    call(
+        (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar),
+        Arg("a"),
+        Arg("b"),
+        users=ANY,
+    )
+)
 def times_one(match: Match) -> Any:
     if _same(match, match["a"]) and match.uniform(match["b"]) == 1:
         return match["a"]
@@ -50,7 +65,14 @@ def times_one(match: Match) -> Any:
     return None
 
 
-@rule(call((aten.bitwise_and.Tensor, aten.logical_and.default, aten.bitwise_or.Tensor, aten.logical_or.default), Arg("a"), Arg("b"), users=ANY))
+@rule(
+    call(
+        (aten.bitwise_and.Tensor, aten.logical_and.default, aten.bitwise_or.Tensor, aten.logical_or.default),
+        Arg("a"),
+        Arg("b"),
+        users=ANY,
+    )
+)
 def neutral_operand(match: Match) -> Any:
     """`x & true` and `x | false` of booleans."""
     if match.root.meta["val"].dtype != torch.bool:
@@ -74,8 +96,8 @@ def known_choice(match: Match) -> Any:
 
 _SAME_SHAPE_VIEWS = (
     aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.slice.Tensor, aten.permute.default,
-    aten.transpose.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.alias.default, aten.detach.default,
-    aten.lift_fresh.default, aten.contiguous.default, aten._reshape_alias.default,
+    aten.transpose.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.alias.default,
+    aten.detach.default, aten.lift_fresh.default, aten.contiguous.default, aten._reshape_alias.default,
 )  # fmt: skip
 
 
@@ -107,7 +129,9 @@ def _moves_only_ones(node: fx.Node) -> bool:
 def needless_copy(match: Match) -> Any:
     """A copy with the layout the original has: in a functional graph nobody writes to either."""
     x = match["x"]
-    return _same(match, x) if isinstance(x, fx.Node) and same_layout(x.meta.get("val"), match.root.meta["val"]) else None
+    return (
+        _same(match, x) if isinstance(x, fx.Node) and same_layout(x.meta.get("val"), match.root.meta["val"]) else None
+    )
 
 
 @rule(call(aten._to_copy.default, Arg("x"), ..., users=ANY))

@@ -1,4 +1,4 @@
-"""Patterns of the rules that are made from examples. Written by `python -m litz.graph.serialize`; do not edit."""
+"""Patterns of the rules made from examples. Written by `python -m litz.graph.serialize`; do not edit."""
 
 # ruff: noqa
 from __future__ import annotations

@@ -37,7 +37,16 @@ def cat_of_split(match: Match) -> Any:
     return split.args[0]
 
 
-@rule(call(operator.getitem, Call(_SPLITS[:2], (call(aten.cat.default, Arg("xs"), ..., users=ANY, name="cat"), ...), users=ANY, name="split"), Arg("part"), users=ANY))
+@rule(
+    call(
+        operator.getitem,
+        Call(
+            _SPLITS[:2], (call(aten.cat.default, Arg("xs"), ..., users=ANY, name="cat"), ...), users=ANY, name="split"
+        ),
+        Arg("part"),
+        users=ANY,
+    )
+)
 def split_of_cat(match: Match) -> Any:
     """A part of a split that is exactly one of the tensors joined before."""
     split, cat, part = match["split"], match["cat"], match["part"]

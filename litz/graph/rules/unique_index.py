@@ -17,7 +17,14 @@ from litz.graph.rewrite import Match, Rules, rule
 aten = torch.ops.aten
 
 _RANDPERM = (aten.randperm.default, aten.randperm.generator)
-_PARTS = (aten.slice.Tensor, aten.clone.default, aten.alias.default, aten.detach.default, aten.flip.default, aten.view.default)
+_PARTS = (
+    aten.slice.Tensor,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.flip.default,
+    aten.view.default,
+)
 
 
 def is_unique(match: Match, node: Any) -> bool:

@@ -1,0 +1,164 @@
+"""What users touch: their own rules, hooks on stages, `explain_match`, and the patterns kept in a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import litz
+from litz.graph.pattern import ANY, Arg, call
+from litz.graph.serialize import FILE, current
+
+aten = torch.ops.aten
+X = torch.randn(4, 8)
+
+
+def run(function, *args, **options):
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return litz.compile(function, **options)(*args)
+
+
+def test_a_rule_of_ones_own() -> None:
+    @litz.rule(call(aten.log.default, call(aten.exp.default, Arg("x")), users=ANY))
+    def log_of_exp(match):
+        return match["x"]
+
+    found = run(lambda x: torch.log(torch.exp(x * 3)) + 1, X, rules=(log_of_exp,))
+    torch.testing.assert_close(found, X * 3 + 1, rtol=1e-4, atol=1e-5)
+    report = litz.last_report()
+    assert report is not None
+    (firing,) = [f for f in report.firings if f.rule == "log_of_exp"]
+    assert firing.times == 1 and firing.file.endswith("test_users.py")
+
+
+def test_a_replacement_of_ones_own() -> None:
+    made = litz.register_replacement(
+        lambda x, y: torch.log(torch.exp(x) + torch.exp(y)),
+        lambda x, y: torch.logaddexp(x, y),
+        [torch.empty(2), torch.empty(2)],
+        name="logaddexp",
+    )
+    found = run(lambda x: torch.log(torch.exp(x * 2) + torch.exp(x + 1)), X, rules=[made])
+    torch.testing.assert_close(found, torch.logaddexp(X * 2, X + 1), rtol=1e-4, atol=1e-5)
+    assert any(f.rule == "logaddexp" for f in litz.last_report().firings)
+
+
+def test_a_rule_that_raises_does_not_stop_the_compile() -> None:
+    @litz.rule(call(aten.exp.default, Arg("x"), users=ANY))
+    def broken(match):
+        raise ZeroDivisionError("no")
+
+    torch.testing.assert_close(run(lambda x: torch.exp(x) + 1, X, rules=(broken,)), X.exp() + 1, rtol=1e-4, atol=1e-5)
+    assert any("broken" in note and "test_users.py" in note for note in litz.last_report().notes)
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(litz.OptionError, match="rules"):
+        litz.compile(lambda x: x, rules=[lambda match: None])
+    with pytest.raises(litz.OptionError, match="after"):
+        litz.compile(lambda x: x, after=["lower"])
+
+
+def test_hooks_see_every_stage() -> None:
+    seen: list[str] = []
+
+    def note(name):
+        return lambda value: seen.append(f"{name}: {type(value).__name__}")
+
+    run(
+        lambda x: torch.exp(x) + 1,
+        X,
+        before={"rewrite_joint": note("before")},
+        after={"trace": note("traced"), "lower": note("lowered")},
+    )
+    assert seen == ["traced: Joint", "before: Joint", "lowered: Lowered"]
+
+
+def test_a_hook_may_replace_what_it_sees() -> None:
+    def negate(joint):
+        for node in joint.graph.graph.nodes:
+            if node.target is aten.exp.default:
+                node.target = aten.sin.default
+        return joint
+
+    torch.testing.assert_close(
+        run(lambda x: torch.exp(x) + 1, X, after={"trace": negate}), X.sin() + 1, rtol=1e-4, atol=1e-5
+    )
+
+
+def broken_attention(q, k, v):
+    scores = q @ k.transpose(-1, -2)
+    scores = torch.tanh(scores)
+    return torch.softmax(scores, -1) @ v
+
+
+def test_explain_match_names_the_node_that_stopped_it() -> None:
+    q = torch.randn(2, 2, 6, 8)
+    found = litz.explain_match(broken_attention, q, q + 1, q + 2, rule="attention")
+    assert found.fired == ()
+    miss = found.near_misses[0]
+    assert miss.node.startswith("tanh") and "aten.tanh.default" in miss.why
+    assert "torch.tanh(scores)" in str(found) and "test_users.py" in str(found)
+
+
+def test_explain_match_tells_what_fired() -> None:
+    q = torch.randn(2, 2, 6, 8)
+    found = litz.explain_match(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, q, q + 1, q + 2, rule="attention")
+    assert [f.rule for f in found.fired] == ["attention"] and "applied 1 times" in str(found)
+    with pytest.raises(litz.RuleError, match="atention"):
+        litz.explain_match(lambda x: x, q, rule="atention")
+
+
+def test_patterns_on_file_are_current() -> None:
+    assert FILE.read_text() == current(), "run python -m litz.graph.serialize"
+
+
+def test_loading_all_rules_is_quick() -> None:
+    code = (
+        "import time, torch, litz.graph.rewrite, litz.graph.replacement\n"
+        "from litz.graph import pattern\n"
+        "start = time.process_time()\n"
+        "import litz.graph.rules\n"
+        "print(time.process_time() - start)"
+    )
+    seconds = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    )
+    assert seconds <= 0.020
+
+
+def test_long_attention_is_faster_by_hand_written_code() -> None:
+    """2,000 tokens, causal: at least twice as fast as the graph that was not matched."""
+
+    def attend(q, k, v):
+        visible = torch.arange(2000).unsqueeze(0) <= torch.arange(2000).unsqueeze(1)
+        return torch.softmax((q @ k.mT / 8).masked_fill(~visible, float("-inf")), -1) @ v
+
+    q, k, v = (torch.randn(1, 4, 2000, 64) for _ in range(3))
+
+    def best(function) -> float:
+        function()
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    with torch.no_grad():
+        torch._dynamo.reset()
+        matched = litz.compile(attend)
+        torch.testing.assert_close(matched(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
+        arena = litz.last_report().arena_bytes
+        fast = best(lambda: matched(q, k, v))
+        torch._dynamo.reset()
+        unmatched = litz.compile(attend, fuel=0)
+        slow = best(lambda: unmatched(q, k, v))
+    assert litz.last_report().arena_bytes > arena
+    assert slow >= 2 * fast, f"{slow * 1e3:.1f} ms unmatched, {fast * 1e3:.1f} ms matched"
