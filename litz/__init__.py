@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from litz.context import Report, last_report
+    from litz.debug.explain_match import explain_match
     from litz.errors import (
         CallError,
         CaptureError,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
         VerifyError,
     )
-    from litz.debug.explain_match import explain_match
     from litz.frontdoor import compile
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule

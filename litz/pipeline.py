@@ -30,7 +30,7 @@ from litz.ops.decompose import decompositions
 from litz.ops.lower import Lowered, lower
 from litz.runtime.cpu import Executable
 from litz.schedule.fuse import fuse
-from litz.schedule.memory import pause_for_memory, plan_memory
+from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 
 STAGES = (
@@ -51,23 +51,22 @@ def compile_function(
         executable.eager = function
         return wrap(executable, joint.signature, function)
     split = run("split", ctx, split_by_minimum_cut, joint)
-    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx)
+    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
 
     def backward(absent: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
         graph = without_tangents(split.backward, split.taken, absent)
-        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, gives_up=True).consume
+        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, training=True).consume
 
     return wrap(Differentiable(joint, split, forward, backward), joint.signature, function)
 
 
-def compile_graph(graph: fx.GraphModule, ctx: Context, gives_up: bool = False) -> Executable:
-    """A functional ATen graph as native code. `gives_up`: the caller has no use for the arguments afterwards."""
+def compile_graph(graph: fx.GraphModule, ctx: Context, training: bool = False) -> Executable:
+    """A functional ATen graph as native code."""
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("merge_axes", ctx, merge_axes, program)
-    layout = run("plan_memory", ctx, plan_memory, program)
-    layout = pause_for_memory(program, layout) if gives_up else layout
+    layout = run("plan_memory", ctx, plan_for_training if training else plan_memory, program)
     rendering = run("render", ctx, render, program, layout, ctx)
     executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
     ctx.built.append(

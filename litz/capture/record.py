@@ -10,6 +10,7 @@ what this compiler needs: a tensor is known by identity, an operator is a node, 
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -80,7 +81,7 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim" or not _has_tensor(result):
             if not func._schema.is_mutable:
                 return result
-        node = self.graph.call_function(func, operands, options)
+        node = self._node(func, operands, options)
         node.meta["val"] = result
         if self.source is not None:
             node.meta["stack_trace"] = self.source
@@ -88,6 +89,14 @@ class Recorder(TorchDispatchMode):
             node.meta["checkpoint"] = self._region
         self._bind(result, node)
         return result
+
+    def _node(self, func: Any, operands: Any, options: dict[str, Any]) -> fx.Node:
+        if not _has_size((operands, tuple(options.values()))):
+            return self.graph.call_function(func, operands, options)
+        with warnings.catch_warnings():
+            # fx would have sizes be nodes of their own; here a size is a value, which lowering reads.
+            warnings.simplefilter("ignore")
+            return self.graph.call_function(func, operands, options)
 
     def in_region(self, run: Callable[[], Any]) -> Any:
         """What is recorded meanwhile is marked as one region of a checkpoint."""
@@ -123,7 +132,8 @@ class Recorder(TorchDispatchMode):
             node = self._nodes.get(id(value))
             return self._constant(value) if node is None else node
         if isinstance(value, (tuple, list)):
-            return type(value)([self._argument(v) for v in value]) if type(value) in (tuple, list) else [self._argument(v) for v in value]
+            inner = [self._argument(v) for v in value]
+            return tuple(inner) if isinstance(value, tuple) else inner
         return value
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
@@ -141,6 +151,12 @@ class Recorder(TorchDispatchMode):
 @lru_cache(maxsize=None)
 def _is_composite(func: Any) -> bool:
     return func.namespace != "prim" and func._can_decompose()
+
+
+def _has_size(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_has_size(v) for v in value)
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
 def _has_tensor(value: Any) -> bool:

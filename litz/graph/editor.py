@@ -37,6 +37,7 @@ class Editor:
         self.mode = mode_of(self.graph)
         self.created: list[fx.Node] = []
         self._examples: dict[Any, fx.GraphModule] = {}
+        self._constants = 0  # where to look for the next free name
 
     # -- new nodes ----------------------------------------------------------------------------------
     def call(
@@ -57,12 +58,12 @@ class Editor:
 
     def constant(self, tensor: torch.Tensor, before: fx.Node, like: fx.Node) -> fx.Node:
         """The tensor as an attribute of the module."""
-        number = 0
-        while hasattr(self.graph_module, f"_litz_constant{number}"):
-            number += 1
-        self.graph_module.register_buffer(f"_litz_constant{number}", tensor, persistent=False)
+        while hasattr(self.graph_module, f"_litz_constant{self._constants}"):
+            self._constants += 1
+        name = f"_litz_constant{self._constants}"
+        self.graph_module.register_buffer(name, tensor, persistent=False)
         with self.graph.inserting_before(before):
-            node = self.graph.get_attr(f"_litz_constant{number}")
+            node = self.graph.get_attr(name)
         self.created.append(node)
         inherit(node, like)
         node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)

@@ -58,10 +58,11 @@ def joint(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorM
     def both(*given: torch.Tensor) -> list[Any]:
         supply = iter(given[: len(tensors)])
         inputs = [next(supply) if isinstance(v, torch.Tensor) else v for v in values]
-        inputs = [i.detach().requires_grad_(True) if _differentiable(i) else i for i in inputs]
+        moving = [_differentiable(i) and (only is None or at < only) for at, i in enumerate(inputs)]
+        inputs = [i.detach().requires_grad_(True) if m else i for i, m in zip(inputs, moving, strict=True)]
         with torch.enable_grad():
             results = _listed(function(*inputs))
-            wanted = [i for i in inputs if _differentiable(i)]
+            wanted = [i for i, m in zip(inputs, moving, strict=True) if m]
             pairs = [
                 (o, t)
                 for o, t in zip((r for r in results if _differentiable(r)), given[len(tensors) :])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, Union, cast
 
 
 class NotConstant(ValueError):
@@ -113,6 +113,7 @@ class Mod(Atom):
 
 
 Monomial = tuple[Atom, ...]
+Integer = int  # `Expr` has a property of that name
 Bounds = tuple[Union[int, None], Union[int, None]]
 ExprLike = Union["Expr", Atom, int]
 
@@ -285,13 +286,13 @@ class Expr:
         return total
 
     @property
-    def hint(self) -> int:
+    def hint(self) -> Integer:
         """A likely value: sizes at their hints, an axis at its size."""
 
-        def likely(atom: Atom) -> int:
+        def likely(atom: Atom) -> Integer:
             return atom.hint if isinstance(atom, Size) else atom.size.hint if isinstance(atom, Axis) else 1
 
-        return int(self.evaluate(likely))  # type: ignore[call-overload]
+        return cast(Integer, self.evaluate(likely))
 
     def __repr__(self) -> str:
         if not self.terms:

@@ -35,7 +35,6 @@ from litz.loop.ir import (
     View,
 )
 from litz.loop.scalar import BOOL, SCALARS
-
 from litz.ops.sizes import symbolic_size
 
 Point = tuple[Expr, ...]  # one index an axis of a tensor

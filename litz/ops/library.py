@@ -33,7 +33,7 @@ _NAMES = (
     "_weight_norm_interface_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
     "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward", "multi_margin_loss_backward",
     "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward", "_embedding_bag_backward",
-    "as_strided_scatter", "scatter_reduce", "masked_scatter", "put", "cummax", "cummin", "logcumsumexp",
+    "scatter_reduce", "masked_scatter", "put", "cummax", "cummin", "logcumsumexp",
     "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "erfinv", "digamma", "polygamma", "i0", "special_i1",
 )  # fmt: skip
 

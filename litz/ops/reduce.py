@@ -104,7 +104,9 @@ def _total(
 ) -> Val:
     element = body.load(x, point)
     value = body.cast(element, dtype) if prepare is None else prepare(body, element, kept)
-    return over(space, body, kind, value)
+    total = over(space, body, kind, value)
+    # A sum starts from zero, also of a single element: -0.0 comes out as 0.0.
+    return total + 0.0 if kind == "sum" and not space.reduced and is_float(dtype) else total
 
 
 def parts_of(x: View, dims: Sequence[int], length: Expr) -> tuple[int, int] | None:

@@ -107,6 +107,23 @@ def diagonal_scatter(
     return b.pointwise(node.meta["val"], formula)
 
 
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    b: Builder, node: fx.Node, x: View, source: View, sizes: Sequence[int], strides: Sequence[int],
+    offset: int | None = None,
+) -> Any:  # fmt: skip
+    """A copy, and a window on it that is written over."""
+    fake = node.meta["val"]
+    if any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True)) or x.offset is not ZERO:
+        return b.library(node, (x, source, sizes, strides, offset), {})
+    out = b.pointwise(fake, lambda body, point: body.load(x, point))
+    window = View(
+        out.buffer, out.dtype, tuple(expr(s) for s in sizes), tuple(expr(s) for s in strides), expr(offset or 0)
+    )
+    b.pointwise(fake, lambda body, point: body.load(source, point), out=window)
+    return out
+
+
 # -- scatter: an index for every element put --------------------------------------------------
 @lowers(aten.scatter.src)
 def scatter_src(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:

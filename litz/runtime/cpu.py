@@ -23,9 +23,8 @@ from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import Call, Program, View
 from litz.runtime.arena import ARENA, Block
 from litz.runtime.jit import HOST_FUNCTION, Code
-from litz.schedule.memory import Layout, plan_memory, value_of, writes_in_place
+from litz.schedule.memory import Apart, Layout, plan_memory, value_of, writes_in_place
 from litz.target import Target
-
 
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
 
@@ -110,6 +109,8 @@ class Executable:
         self._code = Code(rendering.text, target, rendering.libraries)
         self._plan = [self._bind(item) for item in rendering.plan] or [(lambda *_: None,)]
         self._given_up = self._last_items()
+        self._taken, self._returned = self._blocks()
+        self._apart = frozenset(name for block in layout.apart for name in block.members)
         self._frames: dict[tuple[int, ...], list[Frame]] = {}
         self._inputs = [(i, self.slots[name]) for i, name in enumerate(program.inputs) if name is not None]
         in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
@@ -148,6 +149,15 @@ class Executable:
             if name not in leaving:
                 found[self._item_of(self.layout.last_use.get(name, 0))].append((inputs.get(name), name))
         return found
+
+    def _blocks(self) -> tuple[list[list[Apart]], list[list[Apart]]]:
+        """For each item of the plan, the memory it needs from here on, and the memory it is the last to need."""
+        taken: list[list[Apart]] = [[] for _ in self._plan]
+        returned: list[list[Apart]] = [[] for _ in self._plan]
+        for block in self.layout.apart:
+            taken[self._item_of(block.first)].append(block)
+            returned[self._item_of(block.last)].append(block)
+        return taken, returned
 
     def _item_of(self, step: int) -> int:
         return max(0, bisect_right(self.rendering.starts, step) - 1)
@@ -208,7 +218,14 @@ class Executable:
     def _run(self, frame: Frame, args: tuple, own: list[Any] | None) -> list[Any]:
         slots, tensors = frame.slots, frame.tensors
         self._take_inputs(frame, args if own is None else own)
-        for item, due, given_up in zip(self._plan, frame.due, self._given_up, strict=True):
+        memory: dict[Apart, torch.Tensor] = {}
+        for item, due, taken, returned, given_up in zip(
+            self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True
+        ):
+            for block in taken:
+                memory[block] = tensor = torch.empty(block.bytes, dtype=torch.uint8)
+                for name in block.members:
+                    slots[self.slots[name]] = tensor.data_ptr()
             for name, sizes, strides, dtype in due:
                 tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
@@ -218,6 +235,9 @@ class Executable:
                     self._raise(frame, args)
             else:
                 item(frame)
+            tensor = None
+            for block in returned:
+                del memory[block]
             for position, name in given_up:
                 tensors.pop(name, None)
                 if own is not None and position is not None:
@@ -263,7 +283,8 @@ class Executable:
                 storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
                 found = torch.empty(0, dtype=to_torch(view.dtype))
                 found.set_(storage, offset, sizes, strides)
-                frame.views[view] = found
+                if view.buffer not in self._apart:
+                    frame.views[view] = found
             return found
         if offset == 0 and base.shape == sizes and base.stride() == strides:
             return base

@@ -126,7 +126,9 @@ class _Graph:
         return size.hint * 2 >= points and points >= 1024
 
     def _may_join(self, first: Node, last: Node) -> bool:
-        """Whether nothing that depends on `first` must run before `last`."""
+        """Whether nothing that depends on `first` must run before `last`, nor `first` itself after it."""
+        if first.ancestors >> last.id & 1:
+            return False
         return not any(other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before)
 
     def _replace(self, first: Node, last: Node, merged: Kernel) -> None:
@@ -136,6 +138,12 @@ class _Graph:
         first.before.discard(first.id)
         first.ancestors |= last.ancestors & ~(1 << first.id)
         for node in self.nodes.values():
+            # A kernel that has grown is older than its newest part: others may depend on it by now.
+            if last.id in node.before:
+                node.before.remove(last.id)
+                node.before.add(first.id)
+            if node.ancestors >> last.id & 1:
+                node.ancestors |= 1 << first.id
             if node.ancestors >> first.id & 1:
                 node.ancestors |= first.ancestors
         for name in (*last.step.reads, *last.step.writes):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr
@@ -20,6 +21,16 @@ from litz.loop.passes import pass_of_each
 ALIGNMENT = 64
 
 
+class Apart(NamedTuple):
+    """Memory of its own for buffers that follow each other in it, from the step before which it is needed to the
+    step after which it is not."""
+
+    members: tuple[str, ...]
+    bytes: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True)
 class Layout:
     offsets: dict[str, int]  # temporary buffer -> byte offset in the arena
@@ -27,6 +38,7 @@ class Layout:
     owned: frozenset[str]  # buffers that a called operator allocates
     last_use: dict[str, int]  # buffer -> step after which it is dead
     first_use: dict[str, int]  # buffer -> step that writes it first
+    apart: tuple[Apart, ...] = ()  # large temporaries that are not in the arena
     pauses: frozenset[int] = frozenset()  # steps before which the caller may take and return memory
 
 
@@ -34,13 +46,15 @@ class Layout:
 _WORTH_A_PAUSE = 1 << 20
 
 
-def pause_for_memory(program: Program, layout: Layout) -> Layout:
-    """The layout with pauses where a large output is about to be written and after a large input's last use.
+def plan_for_training(program: Program) -> Layout:
+    """The layout of a forward or a backward: large memory is taken when it is due and returned after its last use.
 
-    For programs whose caller gives its inputs up: the backward returns what the forward saved while it runs, and
-    takes memory for each gradient when it is due.
+    An arena lives as long as its program runs, and would come on top of what is saved and of all gradients. So
+    here only small temporaries share one; between stretches of the program the caller takes memory for large
+    temporaries and outputs that are about to be written, and returns what nobody needs any more.
     """
-    pauses = set()
+    layout = plan_memory(program, most=_WORTH_A_PAUSE)
+    pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
         if buffer.dtype not in DTYPES or _bytes(program, name, None) < _WORTH_A_PAUSE:
             continue
@@ -51,8 +65,9 @@ def pause_for_memory(program: Program, layout: Layout) -> Layout:
     return replace(layout, pauses=frozenset(pauses))
 
 
-def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Layout:
-    """`sizes`: what sizes known only at run time are; without them, the likely ones."""
+def plan_memory(program: Program, sizes: Mapping[str, int] | None = None, most: int | None = None) -> Layout:
+    """`sizes`: what sizes known only at run time are; without them, the likely ones. Temporaries of `most` bytes
+    or more stay out of the arena."""
     born: dict[str, int] = {}
     dies: dict[str, int] = {}
     owned: set[str] = set()
@@ -76,9 +91,14 @@ def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Lay
     offsets: dict[str, int] = {}
     groups = _groups(temps, taken_over)
     spans = []
+    apart: list[Apart] = []
     for members in groups:
         size = max(_bytes(program, m, sizes) for m in members)
-        spans.append((size, min(born[m] for m in members), max(dies[m] for m in members), members))
+        span = (size, min(born[m] for m in members), max(dies[m] for m in members), members)
+        if most is not None and size >= most:
+            apart.append(Apart(tuple(members), *span[:3]))
+        else:
+            spans.append(span)
     for size, start, end, members in sorted(spans, key=lambda s: (-s[0], s[1])):
         busy = sorted((o, o + n) for b, d, o, n in placed if b <= end and start <= d)
         offset = 0
@@ -90,7 +110,7 @@ def plan_memory(program: Program, sizes: Mapping[str, int] | None = None) -> Lay
         for member in members:
             offsets[member] = offset
     total = max((o + n for _, _, o, n in placed), default=0)
-    return Layout(offsets, total, frozenset(owned), dies, born)
+    return Layout(offsets, total, frozenset(owned), dies, born, tuple(apart))
 
 
 def value_of(e: Expr, sizes: Mapping[str, int]) -> int:

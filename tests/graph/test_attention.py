@@ -170,6 +170,18 @@ def test_a_mask_given_to_the_fused_operator() -> None:
         assert (len(node.args) > 4 and node.args[4] is True) == (kind == "causal")
 
 
+@pytest.mark.parametrize("kind", ["none", "causal"])
+def test_a_mask_in_training(kind: str) -> None:
+    def attend(q, k, v):
+        mask = causal() if kind == "causal" else torch.ones(S, S, dtype=torch.bool)
+        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask) * 2,)
+
+    done = rewrite(attend, [Q, K, V], ATTENTION, training=True)
+    assert done.fired == {"attention_mask": 1, "attention_mask_backward": 1}
+    fused = [n for n in done.graph.graph.nodes if "_scaled_dot_product_" in str(n.target)]
+    assert len(fused) == 2 and not any(n.kwargs.get("attn_mask") is not None for n in fused)
+
+
 def seen_weights(q, k, v):
     p = torch.softmax(q @ k.mT, -1)
     return p @ v, p

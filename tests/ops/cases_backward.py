@@ -158,6 +158,18 @@ VIEWS = [
     case("select", lambda g: aten.select_backward(g, [3, 4, 5, 7], 1, 2), G),
     case("select-last", lambda g: aten.select_backward(g, [3, 5, 7, 4], -1, -1), TURNED),
     case("select-only", lambda g: aten.select_backward(g, [1, 3, 5, 7], 0, 0), G),
+    case(
+        "as_strided",
+        lambda x, g: aten.as_strided_scatter(x, g, [2, 3], [6, 2], 1),
+        torch.randn(4, 6),
+        torch.randn(2, 3),
+    ),
+    case(
+        "as_strided-all",
+        lambda x, g: aten.as_strided_scatter(x, g, [2, 3], [3, 1]),
+        torch.zeros(2, 3),
+        torch.randn(2, 3),
+    ),
     case("diagonal", lambda g: aten.diagonal_backward(g, [5, 5], 0, 0, 1), torch.randn(5)),
     case("diagonal-above", lambda g: aten.diagonal_backward(g, [5, 3, 6], 2, 0, 2), torch.randn(3, 4)),
     case("diagonal-below", lambda g: aten.diagonal_backward(g, [5, 6], -1, 0, 1), torch.randn(4)),

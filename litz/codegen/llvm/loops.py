@@ -11,6 +11,7 @@ need of earlier ones is computed again from cached loads, or, where that is dear
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from litz.codegen.llvm import math
@@ -25,6 +26,7 @@ from litz.target import Target
 
 _DEAR = 8  # an operator this costly is kept for later passes rather than computed again
 _SCRATCH_BYTES = 1 << 18
+_LONG_SUM = 128  # steps of a loop from which its sum is cut in stretches
 _ROW_STRETCH = 4096  # elements of the vector axis in one unit, when the vector axis itself is split
 
 
@@ -95,7 +97,13 @@ def work_of(kernel: Kernel) -> int:
 
 class _Renderer:
     def __init__(
-        self, kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...]
+        self,
+        kernel: Kernel,
+        buffers: dict[str, Buffer],
+        target: Target,
+        module: Module,
+        name: str,
+        sizes: tuple[str, ...],
     ):
         self.kernel, self.buffers, self.name = kernel, buffers, name
         self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
@@ -287,16 +295,43 @@ class _Renderer:
 
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict, copies: int) -> None:
         if axes:
-            with self.w.loop("0", self.extent[axes[0]]) as i:
+            with self._stretch(axes[0], 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
                 self.frame.axes[axes[0]] = i
-                self._reduced_loops(axes[1:], p, accumulators, copies)
+                self._reduced_loops(axes[1:], p, mine, copies)
             return
         if not self.over_reduced:
             self._pass_body(p, accumulators)
             return
         assert self.vector is not None
-        for v, count, mask in self._vectors("0", self.extent[self.vector], copies):
-            self._pass_at(v, p, accumulators, count, mask)
+        with self._stretch(self.vector, copies * self.lanes, p, accumulators, copies) as (start, stop, mine):
+            for v, count, mask in self._vectors(start, stop, copies):
+                self._pass_at(v, p, mine, count, mask)
+
+    @contextmanager
+    def _stretch(
+        self, axis: Axis, step: int, p: int, accumulators: dict, copies: int
+    ) -> Iterator[tuple[str, str, dict]]:
+        """Bounds of a loop over `axis`, and where it accumulates. A long one is cut, each stretch summed by itself:
+        the error of a sum then grows with the root of its length, as it does in eager's sums."""
+        sums = [op for op in self.pass_sinks[p] if isinstance(op, Reduce) and self._rounds(op)]
+        steps = axis.size.hint // step
+        if not sums or steps < _LONG_SUM:
+            yield "0", self.extent[axis], accumulators
+            return
+        length = step << (steps.bit_length() // 2)
+        with self.w.loop("0", self.extent[axis], length) as start:
+            stop = self.w.minimum(self.w.add(start, str(length)), self.extent[axis])
+            mine = {op.name: self._open(op, copies) for op in sums}
+            yield start, stop, accumulators | mine
+            for op in sums:
+                lanes, dtype = self._acc_lanes(op), self._dtype(op.value)
+                t = llvm_type(dtype, lanes)
+                for (whole, _), (part, _) in zip(accumulators[op.name], mine[op.name], strict=True):
+                    both = (Operand(self.w.let(f"load {t}, ptr {slot}"), dtype, lanes) for slot in (whole, part))
+                    self.w.emit(f"store {t} {combine(self.w, op.kind, *both).text}, ptr {whole}")
+
+    def _rounds(self, op: Reduce) -> bool:
+        return op.kind == "sum" and DTYPES[self._dtype(op.value)].kind == "float"
 
     def _pass_at(self, v: str, p: int, accumulators: dict, copies: int, mask: str | None) -> None:
         assert self.vector is not None

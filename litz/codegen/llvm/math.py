@@ -178,8 +178,8 @@ def _tanh(m: Arithmetic, args: Sequence[str]) -> str:
     near = m.fma(m.i("fmul", s, m.horner(s, _TANH)), x, x)
     e = _exp(m, [m.i("fmul", m.fabs(x), m.c(2.0))])
     far = m.i("fsub", m.c(1.0), m.i("fdiv", m.c(2.0), m.i("fadd", e, m.c(1.0))))
-    far = m.w.intrinsic("llvm.copysign", m.t, far, x)
-    return m.select(m.cmp("olt", m.fabs(x), m.c(0.63)), near, far)
+    # Both have the sign of x, which the sum in `near` loses where x is -0.0.
+    return m.w.intrinsic("llvm.copysign", m.t, m.select(m.cmp("olt", m.fabs(x), m.c(0.63)), near, far), x)
 
 
 _ERF_NEAR = (

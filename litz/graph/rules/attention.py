@@ -25,6 +25,7 @@ from litz.graph.uniform import is_causal
 aten = torch.ops.aten
 
 _FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # A score this far down contributes nothing, and swallows what it is added to.
 _HIDDEN = -1e9
 
@@ -261,4 +262,24 @@ def attention_mask(match: Match) -> Any:
     return match.call(_FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
 
 
-ATTENTION: Rules = (attention, attention_mask)
+@rule(
+    call(
+        _FLASH_CPU_BACKWARD,
+        *(Arg(name) for name in ("grad", "q", "k", "v", "out", "logsumexp", "dropout")),
+        False,
+        attn_mask=Arg("mask"),
+        scale=Arg("scale"),
+        users=ANY,
+    ),
+    extra_check=lambda match: isinstance(match["mask"], fx.Node),
+)
+def attention_mask_backward(match: Match) -> Any:
+    """The same mask in the backward: the proof does not depend on which side asks."""
+    kind = _known(match, Mask(match["mask"], 1.0, shape(match["q"])[:2]), match["q"], match["k"])
+    if kind == "some":
+        return None
+    given = [match[name] for name in ("grad", "q", "k", "v", "out", "logsumexp", "dropout")]
+    return match.call(_FLASH_CPU_BACKWARD, *given, kind == "causal", scale=match["scale"])
+
+
+ATTENTION: Rules = (attention, attention_mask, attention_mask_backward)

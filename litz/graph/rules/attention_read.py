@@ -63,6 +63,7 @@ class Attention:
     leads: list[tuple[int, ...]] = field(default_factory=list)  # batch dimensions seen on the way
     passed: list[fx.Node] = field(default_factory=list)  # nodes that the fused operator makes needless
     softmax: fx.Node | None = None
+    shared: bool = False  # whether the nodes passed may be used by others: by a backward, in training
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:
@@ -73,11 +74,11 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def read(root: fx.Node, uniform: Uniform) -> Attention:
-    """The attention whose result is `root`; raises `NoAttention`."""
+def read(root: fx.Node, uniform: Uniform, shared: bool = False) -> Attention:
+    """The attention whose result is `root`; raises `NoAttention`. `shared`: others may use what is on the way."""
     probabilities, values = root.args[0], root.args[1]
     assert isinstance(probabilities, fx.Node) and isinstance(values, fx.Node)
-    found = Attention(root, root, values)
+    found = Attention(root, root, values, shared=shared)
     try:
         softmax = _to_softmax(probabilities, found)
     except NoAttention as no:
@@ -304,7 +305,7 @@ def _is_float_cast(node: fx.Node) -> bool:
 
 
 def _only_use(node: fx.Node, found: Attention) -> None:
-    if len(node.users) > 1:
+    if len(node.users) > 1 and not found.shared:
         last = found.passed[-1] if found.passed else None
         other = next((u for u in node.users if u is not last), None)
         raise NoAttention(node, f"its result is also used by {other}", len(found.passed))

@@ -1,0 +1,227 @@
+"""One training step of one model, measured: cold, warm, its errors, its peak memory.
+
+`python -m benchmarks.training_step cold bert litz` (or `peak`) measures one backend, `… steps bert` all of them
+taking turns in one process; each prints one JSON object. A step is the loss and its backward; parameters are not
+updated, so that every step is the same one. The loss is the sum over the outputs of the mean of their squares.
+
+The models train: batch norms see their batch. Every dropout is 0, so that all contenders compute the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.models import build, tensors
+from benchmarks.process import THREADS, describe, litz_backend
+from benchmarks.steps import interleaved
+
+CONTENDERS = ("eager", "inductor", "litz")
+ROUNDS = 9
+# A gradient that eager gets exactly right is allowed this many units of its largest element.
+FLOOR = 4 * torch.finfo(torch.float32).eps
+
+
+def model_in_training(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    module, kwargs = build(name)
+    for part in module.modules():
+        _no_dropout(part)
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    _no_dropout(module.config)
+    return module.train(), kwargs
+
+
+def _no_dropout(owner: Any) -> None:
+    for name, value in list(vars(owner).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
+
+
+def loss_of(module: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    def loss(**kwargs: Any) -> torch.Tensor:
+        return sum(t.square().mean() for t in tensors(module(**kwargs)) if t.is_floating_point())  # type: ignore[return-value]
+
+    return loss
+
+
+def compiled(contender: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if contender == "eager":
+        return function
+    return torch.compile(function, backend=litz_backend() if contender == "litz" else contender)
+
+
+def step_of(contender: str, module: torch.nn.Module, kwargs: dict[str, Any]) -> Callable[[], torch.Tensor]:
+    """A step that leaves gradients in the parameters and returns the loss."""
+    loss = compiled(contender, loss_of(module))
+
+    def step() -> torch.Tensor:
+        module.zero_grad(set_to_none=True)
+        value = loss(**kwargs)
+        value.backward()
+        return value.detach()
+
+    return step
+
+
+# -- cold -------------------------------------------------------------------------------------------
+def cold(name: str, contender: str) -> dict[str, Any]:
+    """Seconds of the first step: forward and backward compiled. `eager` is Dynamo with no compiler behind it."""
+    torch.set_num_threads(THREADS)
+    module, kwargs = model_in_training(name)
+    start = time.perf_counter()
+    loss = torch.compile(loss_of(module), backend=litz_backend() if contender == "litz" else contender)
+    loss(**kwargs).backward()
+    return {"seconds": time.perf_counter() - start}
+
+
+# -- warm -------------------------------------------------------------------------------------------
+def steps(name: str, rounds: int = ROUNDS, contenders: tuple[str, ...] = CONTENDERS) -> dict[str, Any]:
+    torch.set_num_threads(THREADS)
+    module, kwargs = model_in_training(name)
+    state = copy.deepcopy(module.state_dict())
+    exact = _gradients(copy.deepcopy(module).double(), _in_double(kwargs))
+    results: dict[str, dict[str, Any]] = {}
+    running: dict[str, Callable[[], Any]] = {}
+    rough: dict[str, torch.Tensor] = {}
+    for contender in contenders:
+        try:
+            step = step_of(contender, module, kwargs)
+            loss = step()
+            found = {"loss": loss.double(), **_copied_gradients(module)}
+            rough = rough or found
+            results[contender] = _errors(found, rough, exact)
+            if contender == "litz":
+                results[contender].update(_compiled_by_litz())
+            running[contender] = step
+        except Exception as error:
+            results[contender] = {"failed": describe(error)}
+        module.load_state_dict(state)
+    running["control"] = step_of("eager", module, kwargs)
+    results["control"] = {}
+    for contender, seconds in interleaved(running, rounds).items():
+        results[contender]["best_ms"] = min(seconds) * 1e3
+        results[contender]["median_ms"] = statistics.median(seconds) * 1e3
+    return {**results, "rounds": rounds}
+
+
+def _gradients(module: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    value = loss_of(module)(**kwargs)
+    value.backward()
+    return {"loss": value.detach(), **_copied_gradients(module)}
+
+
+def _copied_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.double().clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def _in_double(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in kwargs.items()}
+
+
+def _errors(
+    found: dict[str, torch.Tensor], eager: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """The loss's and the worst gradient's error, and the worst of its quotients by what eager is allowed."""
+    if found.keys() != exact.keys():
+        raise AssertionError(f"gradients of {sorted(found.keys() ^ exact.keys())[:3]} exist on one side only")
+    worst, quotient, which = 0.0, 0.0, ""
+    for name, true in exact.items():
+        scale = float(true.abs().max()) or 1.0
+        mine, theirs = (float((x[name] - true).abs().max()) / scale for x in (found, eager))
+        if mine != mine:
+            return {"error": float("nan"), "quotient": float("nan"), "worst": name}
+        worst = max(worst, mine)
+        if mine / (theirs + FLOOR / 2) > quotient:
+            quotient, which = mine / (theirs + FLOOR / 2), name
+    loss = float((found["loss"] - exact["loss"]).abs() / exact["loss"].abs())
+    return {"error": worst, "quotient": quotient, "worst": which, "loss": float(found["loss"]), "loss_error": loss}
+
+
+def _compiled_by_litz() -> dict[str, Any]:
+    import litz
+
+    report = litz.last_report()
+    if report is None or report.launches == 0:
+        return {"not_compiled": "the report shows no kernel and no call"}
+    return {
+        "kernels": report.kernels,
+        "calls": sum(count for _, count in report.calls),
+        "fallbacks": sorted({fallback.operator for fallback in report.fallbacks}),
+        "seconds": {stage: round(seconds, 3) for stage, seconds in report.timings},
+    }
+
+
+# -- memory -----------------------------------------------------------------------------------------
+def peak(name: str, contender: str) -> dict[str, Any]:
+    """Bytes live at the peak of a warm step, beyond parameters and inputs, as PyTorch's allocator reports them.
+
+    Every allocation by PyTorch, by generated code and by Litz's arena goes through that allocator; what oneDNN
+    and MKL take for themselves is the same for all and not counted. `resident` is the step's growth of the
+    process's high-water mark, for comparison: it also has what the allocator keeps.
+    """
+    torch.set_num_threads(THREADS)
+    module, kwargs = model_in_training(name)
+    step = step_of(contender, module, kwargs)
+    for _ in range(2):
+        step()
+    module.zero_grad(set_to_none=True)
+    _return_memory(contender)
+    before = _status("VmRSS")
+    _reset_high_water()
+    step()
+    resident = _status("VmHWM") - before
+    module.zero_grad(set_to_none=True)
+    _return_memory(contender)
+    return {"bytes": live_bytes(step), "resident": resident}
+
+
+def live_bytes(function: Callable[[], Any]) -> int:
+    """The largest sum of allocations minus releases while the function runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    live = highest = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        highest = max(highest, live)
+    return highest
+
+
+def _return_memory(contender: str) -> None:
+    """Nothing that a step needs may be left over from the step before, or it would not be counted."""
+    gc.collect()
+    if contender == "litz":
+        from litz.runtime.arena import ARENA
+
+        ARENA.clear()
+    import ctypes
+
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _reset_high_water() -> None:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as file:
+        (line,) = (text for text in file if text.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    if what == "steps":
+        print(json.dumps(steps(arguments[0], *(int(n) for n in arguments[1:]))))
+    else:
+        print(json.dumps({"cold": cold, "peak": peak}[what](*arguments)))

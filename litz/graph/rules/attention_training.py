@@ -1,0 +1,120 @@
+"""Attention in training: the forward and its backward together become the fused operator and its own backward.
+
+In: a joint graph, as traced. Out: the same, where the scores are neither built nor kept for the backward.
+
+The forward is read as in inference, in any spelling. Autograd is deterministic, so the backward of what was
+read is found by making it again: the nodes of the forward, run as a function and differentiated, give the
+exact pattern of forward and backward together. It must match at the same place, and nothing of it may be used
+elsewhere. So this rule runs before all others, while the graph is still as autograd left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.graph.match import Matcher, Miss
+from litz.graph.pattern import ANY, Arg, call
+from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.rules.attention import _additive, _contiguous_rows, _known, _lead, _unfit
+from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
+from litz.graph.trace_example import joint
+from litz.graph.trace_pattern import pattern_of
+
+aten = torch.ops.aten
+
+
+@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY))
+def attention_training(match: Match) -> Any:
+    try:
+        found = read(match.root, match.uniform, shared=True)
+    except NoAttention as no:
+        if no.matched:
+            match.declined = Miss(no.node, no.why, no.matched + 1)
+        return None
+    fused = _fused(match, found)
+    if fused is None:
+        return None
+    function, inputs = fused
+    both = _as_written(match, found)
+    if isinstance(both, Miss):
+        match.declined = both
+        return None
+    values = [node.meta["val"] for node in inputs]
+    traced = joint(function, values, match.editor.mode, only=3)
+    if not any("_scaled_dot_product_" in str(n.target) for n in traced.graph.nodes):
+        return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
+    match.found = both
+    return match.editor.inline(traced, [*inputs, match["tangent_0"]], max(match.outputs), match.root)
+
+
+def _as_written(match: Match, found: Attention) -> Any:
+    """Forward and backward as they are in the graph, or the `Miss` that tells where the backward differs."""
+    own = sorted({*found.passed, match.root})
+    inside = set(own)
+    first = [found.q, found.k, found.v]
+    others = [i for node in own for i in node.all_input_nodes if i not in inside and i not in first]
+    inputs = [*dict.fromkeys(first), *dict.fromkeys(others)]
+
+    def forward(*given: Any) -> Any:
+        env = dict(zip(inputs, given, strict=True))
+        for node in own:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return env[match.root]
+
+    traced = joint(forward, [node.meta["val"] for node in inputs], match.editor.mode, only=len(dict.fromkeys(first)))
+    names = [f"input_{i}" for i in range(len(inputs))] + ["tangent_0"]
+    both = Matcher().match(pattern_of(traced, names, {}, exact=True), match.root)
+    if isinstance(both, Miss):
+        return both._replace(why=f"in the backward: {both.why}")
+    if any(both.bindings[name] is not node for name, node in zip(names, inputs)):
+        return Miss(match.root, "the backward belongs to another attention", len(both.nodes))
+    return both
+
+
+def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.Node]] | None:
+    """The fused attention as a function of the products' factors, and its inputs."""
+    if len({found.q, found.k, found.v}) < 3:
+        return match.miss("queries, keys and values are the same tensor")  # type: ignore[func-returns-value, return-value]
+    lead = _lead(match.root, found, match)
+    queries, keys, size = shape(found.q)[-2], shape(found.k)[-1], shape(found.q)[-1]
+    q = match.call(aten.view.default, found.q, [*lead, queries, size]) if found.q.meta["val"].is_contiguous() else None
+    if q is None:
+        return match.miss("the queries are not contiguous")  # type: ignore[func-returns-value, return-value]
+    k = match.call(aten.expand.default, match.call(aten.new_empty.default, q, [1]), [*lead, keys, size])
+    why = _unfit(q, k, k) if size == shape(found.v)[-1] else "the heads of queries and values have different sizes"
+    if why is not None:
+        return match.miss(why, found.softmax)  # type: ignore[func-returns-value, return-value]
+    causal, terms = False, []
+    for mask in found.masks:
+        kind = _known(match, mask, q, k)
+        if kind == "causal" and not causal:
+            causal = True
+        elif kind != "nothing":
+            terms.append(mask)
+    if causal and terms:
+        causal, terms = False, list(found.masks)
+    total = None
+    for mask in terms:
+        term = _additive(match, mask, lead, q)
+        if term is None:
+            return match.miss(f"a score of {mask.fill} does not hide a key", mask.node)  # type: ignore[func-returns-value, return-value]
+        total = term if total is None else match.call(aten.add.Tensor, total, term)
+    scale, result = found.scale, shape(match.root)
+
+    def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        q = q.reshape(*lead, queries, size)
+        k = k.transpose(-1, -2).reshape(*lead, keys, size).contiguous()
+        v = v.reshape(*lead, keys, size)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        return out.reshape(result)
+
+    inputs = [found.q, found.k, found.v]
+    return function, inputs if total is None else [*inputs, _contiguous_rows(match, total)]
+
+
+ATTENTION_TRAINING: Rules = (attention_training,)
