@@ -210,14 +210,19 @@ def same_layout(a: Any, b: Any) -> bool:
     left, right = _tensors(a), _tensors(b)
     return len(left) == len(right) and all(
         not isinstance(x, torch.Tensor)
-        or (isinstance(y, torch.Tensor) and x.shape == y.shape and _strides(x) == _strides(y))
+        or (isinstance(y, torch.Tensor) and _known(x.shape) == _known(y.shape) and _strides(x) == _strides(y))
         for x, y in zip(left, right, strict=True)
     )
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+def _known(sizes: Any) -> tuple[Any, ...]:
+    """Sizes to compare by form: asking two symbolic ones whether they are equal would make them so."""
+    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
     # The stride of a dimension of one element is never used.
-    return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1)
+    return tuple(s for s, n in zip(_known(tensor.stride()), _known(tensor.shape), strict=True) if n != 1)
 
 
 def described(value: Any) -> Any:

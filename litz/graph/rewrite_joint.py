@@ -9,13 +9,16 @@ from __future__ import annotations
 from litz.context import Context
 from litz.graph.cse import merge_equal_calls
 from litz.graph.rewrite import apply_rules
-from litz.graph.rules import JOINT
+from litz.graph.rules import ATTENTION_TRAINING, JOINT
 from litz.graph.rules.constants import fold_constants
 from litz.graph.signature import Joint
 
 
 def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
     rules = tuple(ctx.options.rules) + JOINT
+    if joint.gradient_of:
+        # While the backward is still as autograd made it: the rule recognises it by making it again.
+        apply_rules(joint.graph, ATTENTION_TRAINING, ctx, recompile=False)
     # Equal calls first: what the layers share is then looked at once.
     merge_equal_calls(joint.graph, ctx)
     # Rules before folding: a mask that is folded to a stored tensor is still proved, but folding it would be wasted.

@@ -46,8 +46,10 @@ def forward_only(
     return trace_example(function, values, mode or FakeTensorMode())
 
 
-def joint(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMode | None = None) -> fx.GraphModule:
-    """Inputs and tangents to outputs and gradients. Floating-point tensors are differentiated."""
+def joint(
+    function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMode | None = None, only: int | None = None
+) -> fx.GraphModule:
+    """Inputs and tangents to outputs and gradients, for all floating-point tensors or those among the first `only`."""
     mode = mode or FakeTensorMode()
     with mode, torch.no_grad():
         fakes = [_fake(v, mode) if isinstance(v, torch.Tensor) else v for v in values]

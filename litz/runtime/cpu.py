@@ -120,6 +120,7 @@ class Executable:
             and len(self._plan) == 1
             and isinstance(self._plan[0], tuple)
             and not self.constants
+            and not layout.apart
             and in_order
             and len(first.fresh) == len(program.outputs)
             and all(_is_whole(view, made) for view, made in zip(program.outputs, first.fresh, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from litz.graph.rewrite import Rules
 from litz.graph.rules.activation import ACTIVATION
 from litz.graph.rules.attention import ATTENTION
+from litz.graph.rules.attention_training import ATTENTION_TRAINING
 from litz.graph.rules.conv_bn import CONV_BN
 from litz.graph.rules.gpu import GPU
 from litz.graph.rules.noop import NOOP
@@ -17,7 +18,7 @@ POST_GRAD: Rules = NOOP + GPU
 
 SUBJECTS: dict[str, Rules] = {
     "activation": ACTIVATION,
-    "attention": ATTENTION,
+    "attention": ATTENTION + ATTENTION_TRAINING,
     "conv_bn": CONV_BN,
     "gpu": GPU,
     "noop": NOOP,
@@ -25,3 +26,5 @@ SUBJECTS: dict[str, Rules] = {
     "split_cat": SPLIT_CAT,
     "unique_index": UNIQUE_INDEX,
 }
+
+__all__ = ["ATTENTION_TRAINING", "JOINT", "POST_GRAD", "SUBJECTS"]

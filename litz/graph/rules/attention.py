@@ -48,7 +48,7 @@ def attention(match: Match) -> Any:
 
 
 def _fuse(match: Match, found: Attention) -> Any:
-    lead = _lead(match.root, found, match)
+    lead = batch_and_heads(match, found)
     scale = found.scale
     nodes = []
     for name, flipped in (("q", False), ("k", True), ("v", False)):
@@ -56,27 +56,13 @@ def _fuse(match: Match, found: Attention) -> Any:
         scale *= factor
         nodes.append(node)
     q, k, v = nodes
-    why = _unfit(q, k, v)
+    why = unfit(q, k, v)
     if why is not None:
         return match.miss(why, found.softmax)
-    causal, terms = False, []
-    for mask in found.masks:
-        kind = _known(match, mask, q, k)
-        if kind == "causal" and not causal:
-            causal = True
-        elif kind != "nothing":
-            terms.append(mask)
-    if causal and terms:
-        # The fused operator takes one or the other.
-        causal, terms = False, list(found.masks)
-    total = None
-    for mask in terms:
-        term = _additive(match, mask, lead, q)
-        if term is None:
-            return match.miss(f"a score of {mask.fill} does not hide a key", mask.node)
-        total = term if total is None else match.call(aten.add.Tensor, total, term)
-    if total is not None:
-        total = _contiguous_rows(match, total)
+    chosen = choose_mask(match, found.masks, lead, shape(q)[-2], shape(k)[-2], q)
+    if chosen is None:
+        return None
+    causal, total = chosen
     graph = match.trace(fused, [q, k, v, total, causal, scale])
     if not any("_scaled_dot_product_" in str(n.target) for n in graph.graph.nodes):
         return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
@@ -84,9 +70,8 @@ def _fuse(match: Match, found: Attention) -> Any:
     return _as_result(match, out)
 
 
-def _lead(root: fx.Node, found: Attention, match: Match) -> tuple[int, int]:
-    """Batch and heads."""
-    longest = max((*found.leads, shape(root)[:-2]), key=len)
+def batch_and_heads(match: Match, found: Attention) -> tuple[int, int]:
+    longest = max((*found.leads, shape(match.root)[:-2]), key=len)
     if len(longest) < 2:
         # A batch of heads in one dimension: perhaps it was two before.
         count = longest[0] if longest else 1
@@ -133,46 +118,70 @@ def _contiguous_rows(match: Match, node: fx.Node) -> fx.Node:
     return match.call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
-def _unfit(q: fx.Node, k: fx.Node, v: fx.Node) -> str | None:
+def unfit(q: fx.Node, k: fx.Node, v: fx.Node) -> str | None:
+    """Why no fused attention takes them, or None. The size of a head is the last of `q` and `v`."""
     types = {n.meta["val"].dtype for n in (q, k, v)}
     if len(types) != 1:
         return f"queries, keys and values have different types: {sorted(str(t) for t in types)}"
     if next(iter(types)) not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         return f"no fused attention for {next(iter(types))}"
-    if not shape(q)[-1] == shape(k)[-1] == shape(v)[-1]:
+    if shape(q)[-1] != shape(v)[-1]:
         return f"the heads of queries and values have different sizes: {shape(q)[-1]} and {shape(v)[-1]}"
     return None
 
 
 # -- masks ------------------------------------------------------------------------------------------
-def _known(match: Match, mask: Mask, q: fx.Node, k: fx.Node) -> str:
+def choose_mask(
+    match: Match, masks: list[Mask], lead: tuple[int, int], queries: int, keys: int, like: fx.Node
+) -> tuple[bool, fx.Node | None] | None:
+    """Whether attention is causal, and what else to add to the scores, of the type of `like`; None if declined."""
+    causal, terms = False, []
+    for mask in masks:
+        kind = known_mask(match, mask, queries, keys, like)
+        if kind == "causal" and not causal:
+            causal = True
+        elif kind != "nothing":
+            terms.append(mask)
+    if causal and terms:
+        # The fused operator takes one or the other.
+        causal, terms = False, list(masks)
+    total = None
+    for mask in terms:
+        term = _additive(match, mask, lead, like)
+        if term is None:
+            match.miss(f"a score of {mask.fill} does not hide a key", mask.node)
+            return None
+        total = term if total is None else match.call(aten.add.Tensor, total, term)
+    return causal, total if total is None else _contiguous_rows(match, total)
+
+
+def known_mask(match: Match, mask: Mask, queries: int, keys: int, like: fx.Node) -> str:
     """'nothing' if the mask hides nothing, 'causal' if exactly the future, 'some' otherwise."""
     compact = match.constants.compact(mask.node)
     if compact is None:
         return "some"
+    dtype = like.meta["val"].dtype
     # Every layer asks about the same mask.
-    key = (mask, shape(q)[-2], shape(k)[-2], q.meta["val"].dtype)
+    key = (mask, queries, keys, dtype)
     proofs = match.constants.proofs
     if key not in proofs:
-        proofs[key] = _proved(compact, mask, q, k)
+        proofs[key] = _proved(compact, mask, queries, keys, dtype)
     return proofs[key]
 
 
-def _proved(compact: torch.Tensor, mask: Mask, q: fx.Node, k: fx.Node) -> str:
+def _proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: torch.dtype) -> str:
     if mask.fill is not None:
         visible = compact.logical_not() if mask.inverted else compact.to(torch.bool)
-        hidden = mask.fill <= _HIDDEN or (mask.fill <= -65504 and q.meta["val"].dtype == torch.float16)
+        hidden = mask.fill <= _HIDDEN or (mask.fill <= -65504 and dtype == torch.float16)
     else:
         visible = compact == 0
         if bool(visible.all()):
             return "nothing"
         highest = compact.masked_fill(visible, float("-inf")) if mask.factor > 0 else compact
-        hidden = mask.factor > 0 and highest.max().item() * mask.factor <= max(
-            _HIDDEN, torch.finfo(q.meta["val"].dtype).min
-        )
+        hidden = mask.factor > 0 and highest.max().item() * mask.factor <= max(_HIDDEN, torch.finfo(dtype).min)
     if bool(visible.all()):
         return "nothing"
-    return "causal" if hidden and is_causal(visible, shape(q)[-2], shape(k)[-2]) else "some"
+    return "causal" if hidden and is_causal(visible, queries, keys) else "some"
 
 
 def _additive(match: Match, mask: Mask, lead: tuple[int, int], q: fx.Node) -> fx.Node | None:
@@ -256,7 +265,7 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
 def attention_mask(match: Match) -> Any:
     """A mask given to the fused operator, if it hides nothing or exactly the future."""
     q, k, v = match["q"], match["k"], match["v"]
-    kind = _known(match, Mask(match["mask"], 1.0, shape(q)[:2]), q, k)
+    kind = known_mask(match, Mask(match["mask"], 1.0, shape(q)[:2]), shape(q)[-2], shape(k)[-2], q)
     if kind == "some":
         return None
     return match.call(_FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
@@ -275,7 +284,8 @@ def attention_mask(match: Match) -> Any:
 )
 def attention_mask_backward(match: Match) -> Any:
     """The same mask in the backward: the proof does not depend on which side asks."""
-    kind = _known(match, Mask(match["mask"], 1.0, shape(match["q"])[:2]), match["q"], match["k"])
+    q, k = match["q"], match["k"]
+    kind = known_mask(match, Mask(match["mask"], 1.0, shape(q)[:2]), shape(q)[-2], shape(k)[-2], q)
     if kind == "some":
         return None
     given = [match[name] for name in ("grad", "q", "k", "v", "out", "logsumexp", "dropout")]

@@ -19,7 +19,7 @@ from torch import fx
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, rule
-from litz.graph.rules.attention import _additive, _contiguous_rows, _known, _lead, _unfit
+from litz.graph.rules.attention import batch_and_heads, choose_mask, unfit
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
 from litz.graph.trace_example import joint
 from litz.graph.trace_pattern import pattern_of
@@ -77,44 +77,29 @@ def _as_written(match: Match, found: Attention) -> Any:
 
 
 def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.Node]] | None:
-    """The fused attention as a function of the products' factors, and its inputs."""
-    if len({found.q, found.k, found.v}) < 3:
-        return match.miss("queries, keys and values are the same tensor")  # type: ignore[func-returns-value, return-value]
-    lead = _lead(match.root, found, match)
-    queries, keys, size = shape(found.q)[-2], shape(found.k)[-1], shape(found.q)[-1]
-    q = match.call(aten.view.default, found.q, [*lead, queries, size]) if found.q.meta["val"].is_contiguous() else None
-    if q is None:
-        return match.miss("the queries are not contiguous")  # type: ignore[func-returns-value, return-value]
-    k = match.call(aten.expand.default, match.call(aten.new_empty.default, q, [1]), [*lead, keys, size])
-    why = _unfit(q, k, k) if size == shape(found.v)[-1] else "the heads of queries and values have different sizes"
+    """The fused attention as a function of the products' factors, and its inputs; None if declined."""
+    inputs = [found.q, found.k, found.v]
+    why = unfit(*inputs) if len(set(inputs)) == 3 else "two of queries, keys and values are the same tensor"
     if why is not None:
-        return match.miss(why, found.softmax)  # type: ignore[func-returns-value, return-value]
-    causal, terms = False, []
-    for mask in found.masks:
-        kind = _known(match, mask, q, k)
-        if kind == "causal" and not causal:
-            causal = True
-        elif kind != "nothing":
-            terms.append(mask)
-    if causal and terms:
-        causal, terms = False, list(found.masks)
-    total = None
-    for mask in terms:
-        term = _additive(match, mask, lead, q)
-        if term is None:
-            return match.miss(f"a score of {mask.fill} does not hide a key", mask.node)  # type: ignore[func-returns-value, return-value]
-        total = term if total is None else match.call(aten.add.Tensor, total, term)
+        match.miss(why, found.softmax)
+        return None
+    lead = batch_and_heads(match, found)
+    queries, size, keys = *shape(found.q)[-2:], shape(found.k)[-1]
+    chosen = choose_mask(match, found.masks, lead, queries, keys, found.q)
+    if chosen is None:
+        return None
+    causal, total = chosen
     scale, result = found.scale, shape(match.root)
 
     def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         q = q.reshape(*lead, queries, size)
+        # The fused operator needs whole rows in memory.
         k = k.transpose(-1, -2).reshape(*lead, keys, size).contiguous()
         v = v.reshape(*lead, keys, size)
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
         return out.reshape(result)
 
-    inputs = [found.q, found.k, found.v]
-    return function, inputs if total is None else [*inputs, _contiguous_rows(match, total)]
+    return function, inputs if total is None else [*inputs, total]
 
 
 ATTENTION_TRAINING: Rules = (attention_training,)
