@@ -1,14 +1,17 @@
 # make setup   builds .venv: the pinned development environment and Litz itself
 # make demo    compiles a few models and prints a table against eager and inductor
 # make test    lint and all tests
+# make test-ops   every operator of torch's own database, every sample, all types, against eager (hours); SWEEP="--dtype float32" for a part
+# make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
+# make bench-training   the same for training, also written to benchmarks/training.json
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
-.PHONY: setup demo test bench lint format
+.PHONY: setup demo test test-ops docs bench lint format
 
 setup: $(READY)
 
@@ -28,12 +31,21 @@ demo: setup
 bench: setup
 	$(BIN)/python -m benchmarks.bench
 
+bench-training: setup
+	$(BIN)/python -m benchmarks.training
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 test: lint
 	$(BIN)/python -m pytest tests -n 2 -q
+
+test-ops: setup
+	$(BIN)/python -m tests.opinfo.sweep $(SWEEP)
+
+docs: setup
+	$(BIN)/python -m litz.ops.coverage --markdown > docs/OPERATORS.md
 
 format: setup
 	$(BIN)/ruff format .

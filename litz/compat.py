@@ -53,3 +53,25 @@ def _loaded_library(stem: str) -> str | None:
     for found in sorted((Path(torch.__file__).parent / "lib").glob(stem + "*")):
         return str(found)
     return None
+
+
+class ReplayTable:
+    """What torch 2.11's functionalisation asks of the tracer below it: the node of each tensor it is about to sync.
+
+    2.13 asks through a method that `capture/joint.py` overrides; 2.11 reads `tracer.tensor_tracker` of whatever mode
+    stands in the proxy's place. It uses the node to annotate what PyTorch's own tracer would record, so any will do.
+    """
+
+    class _Entry:
+        node = None
+
+        @property
+        def proxy(self) -> ReplayTable._Entry:
+            return self
+
+    def __init__(self) -> None:
+        self.tensor_tracker = self
+        self._entry = self._Entry()
+
+    def __getitem__(self, tensor: object) -> ReplayTable._Entry:
+        return self._entry

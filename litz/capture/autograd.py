@@ -90,11 +90,15 @@ def _function_of(step: Differentiable) -> Any:
             saved, plain = results[step.own : step.own + split.saved], results[step.own + split.saved :]
             # A window on a larger result would pass for a view made in here, which may not be written to.
             own = [r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in own]
-            ctx.save_for_backward(*(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved)
+            ctx.save_for_backward(
+                *(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved
+            )
             ctx.plain = plain
             ctx.inputs = len(args)
             ctx.set_materialize_grads(False)
-            fixed = [r for i, r in enumerate(own) if isinstance(r, torch.Tensor) and i not in step.signature.differentiable]
+            fixed = [
+                r for i, r in enumerate(own) if isinstance(r, torch.Tensor) and i not in step.signature.differentiable
+            ]
             ctx.mark_non_differentiable(*fixed)
             return tuple(own)
 

@@ -33,6 +33,12 @@ def litz(
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
     _plain_checkpoints(graph_module)
+    lifted, state = _lift_state(graph_module)
+    compiled = _compile(lifted, [*example_inputs, *state], chosen)
+    return compiled if not state else lambda *args: compiled(*args, *state)
+
+
+def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
     reason = _left_to_eager(graph_module, example_inputs)
     if reason is not None:
         _warn_once(reason)
@@ -108,7 +114,31 @@ def _plain_checkpoints(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target, node.kwargs = checkpointed, {}
-    graph_module.recompile()
+            graph_module.recompile()
+
+
+def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Parameters and buffers that the graph holds become inputs, after its own: it may write to them, as the step
+    of an optimizer does. The graph, and their values in that order."""
+    held = {**dict(graph_module.named_parameters()), **dict(graph_module.named_buffers())}
+    if not any(n.op == "get_attr" and n.target in held for n in graph_module.graph.nodes):
+        return graph_module, []
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    lifted: dict[str, fx.Node] = {}
+    own = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    for node in own:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and node.target in held:
+            if node.target not in lifted:
+                lifted[node.target] = graph.placeholder(f"state_{len(lifted)}")
+                lifted[node.target].meta = dict(node.meta)
+            copies[node] = lifted[node.target]
+    for node in graph_module.graph.nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(graph_module, graph), [held[name] for name in lifted]
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -158,7 +158,9 @@ class _Trace:
             self.primals = len(primals)
             flat = [_unwrap(r) for r in (*results, *updated)]
             self.forward_outputs = len(flat)
-            hidden = [(p, _unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden]
+            hidden = [
+                (p, _unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden
+            ]
             flat += [_unwrap(g) for g in gradients]
         for primal, value in hidden:
             aten.copy_.default(primal, value)
@@ -224,7 +226,9 @@ class _Trace:
             self.gradient_of: tuple[int, ...] = ()
             return []
         with torch.amp.autocast_mode.autocast("cpu", enabled=False):
-            found = torch.autograd.grad([r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True)
+            found = torch.autograd.grad(
+                [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
+            )
         existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
         self.gradient_of = tuple(i for i, _ in existing)
         return [self._like_input(g, self.leaves[i]) for i, g in existing]
@@ -273,7 +277,8 @@ def _drop_dead_code(graph: fx.Graph) -> None:
         if node.users or node.op in ("placeholder", "output"):
             continue
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
-                continue
+        if isinstance(target, torch._ops.OpOverload) and (
+            target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+        ):
+            continue
         graph.erase_node(node)

@@ -47,7 +47,9 @@ def classify(
         elif _storage(out) in shared:
             base = shared[_storage(out)]
             if laid_out(out, position) is not out:
-                raise CaptureError(f"output {position} shares memory and is laid out otherwise than in eager", stage="trace")
+                raise CaptureError(
+                    f"output {position} shares memory and is laid out otherwise than in eager", stage="trace"
+                )
             index = place.setdefault(id(base), len(results))
             if index == len(results):
                 results.append(base)

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from litz.compat import ReplayTable
 from litz.errors import CaptureError
 
 aten = torch.ops.aten
@@ -29,6 +30,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]):
         super().__init__()
+        self.tracer = ReplayTable()
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.decompositions = decompositions
@@ -75,12 +77,13 @@ class Recorder(TorchDispatchMode):
             return result
         if torch.Tag.inplace_view in func.tags:
             self._keep_shape(args[0])
+        if func._schema.is_mutable:
+            self._only_known_written(func, args)
         operands = self._argument(args)
         options = {k: self._argument(v) for k, v in kwargs.items()}
         result = func(*args, **kwargs)
-        if func.namespace == "prim" or not _has_tensor(result):
-            if not func._schema.is_mutable:
-                return result
+        if (func.namespace == "prim" or not _has_tensor(result)) and not func._schema.is_mutable:
+            return result
         node = self._node(func, operands, options)
         node.meta["val"] = result
         if self.source is not None:
@@ -97,6 +100,14 @@ class Recorder(TorchDispatchMode):
             # fx would have sizes be nodes of their own; here a size is a value, which lowering reads.
             warnings.simplefilter("ignore")
             return self.graph.call_function(func, operands, options)
+
+    def _only_known_written(self, func: Any, args: Sequence[Any]) -> None:
+        for spec, value in zip(func._schema.arguments, args, strict=False):
+            if spec.alias_info is None or not spec.alias_info.is_write:
+                continue
+            for tensor in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in self._nodes:
+                    raise CaptureError(f"{func} writes to a tensor that is no argument")
 
     def in_region(self, run: Callable[[], Any]) -> Any:
         """What is recorded meanwhile is marked as one region of a checkpoint."""

@@ -21,7 +21,7 @@ from litz.errors import RuleError
 from litz.graph.editor import described
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import Pattern, arg_names
-from litz.graph.rewrite import Match, Rule, place_of
+from litz.graph.rewrite import Match, Rule, identity, metadata, place_of
 from litz.graph.trace_example import forward_only, joint, jvp
 from litz.graph.trace_pattern import pattern_of
 
@@ -162,19 +162,13 @@ class _Replacement:
         ):
             match.miss("an argument is a tensor where a number was traced, or the other way round")
             return None
-        key = (place_of(function), self.trace, *(_signature(v) for v in values))
+        key = (identity(function), self.trace, *(metadata(v) for v in values))
         return match.editor.example(key, lambda: self.trace(function, values, match.editor.mode))
 
 
 def _tellable(scalars: dict[str, Any]) -> dict[str, Any]:
     """Scalars that may be recognised by value: 0 and 1 occur everywhere, and are compared as they are."""
     return {name: value for name, value in scalars.items() if value not in (0, 1, -1, 2)}
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
-    return (type(value), repr(value))
 
 
 def _results(graph: fx.GraphModule) -> list[Any]:

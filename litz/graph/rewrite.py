@@ -38,6 +38,7 @@ class Rule:
     extra_check: Callable[[Match], bool] | None = None
     file: str = ""
     line: int = 0
+    any_size: bool = False  # whether it also holds where sizes are symbolic: it neither compares nor builds any
 
     def __repr__(self) -> str:
         # Also the rule's share of a cache key: no addresses.
@@ -48,14 +49,18 @@ Rules = tuple[Rule, ...]
 
 
 def rule(
-    pattern: Pattern, *, name: str | None = None, extra_check: Callable[[Match], bool] | None = None
+    pattern: Pattern,
+    *,
+    name: str | None = None,
+    extra_check: Callable[[Match], bool] | None = None,
+    any_size: bool = False,
 ) -> Callable[[Callable[[Match], Any]], Rule]:
-    """Makes a `Rule` of the decorated function."""
+    """Makes a `Rule` of the decorated function. `any_size`: it never looks at a size, so symbolic ones are fine."""
     root_of(pattern)
 
     def decorate(function: Callable[[Match], Any]) -> Rule:
         file, line = place_of(function)
-        return Rule(pattern, function, name or function.__name__.lstrip("_"), extra_check, file, line)
+        return Rule(pattern, function, name or function.__name__.lstrip("_"), extra_check, file, line, any_size)
 
     return decorate
 
@@ -107,7 +112,7 @@ class Match:
     def trace(self, function: Callable[..., Any], args: Sequence[Any]) -> fx.GraphModule:
         """`function` as a graph over the nodes among `args`; the other arguments are burnt in."""
         values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        key = (place_of(function), *(_metadata(v) for v in values))
+        key = (identity(function), *(metadata(v) for v in values))
         return self.editor.example(key, lambda: trace_example(function, values, self.editor.mode))
 
     def stand_for(self, node: fx.Node) -> None:
@@ -127,11 +132,27 @@ class Match:
         return max(self.found.outputs) if len(self.found.outputs) > 1 else self.root
 
 
-def _metadata(value: Any) -> Any:
+def identity(function: Any) -> Any:
+    """Equal for functions that do the same: a lambda made anew at each match, over equal values, is one function."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return function
+    try:
+        seen = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        key = (code, seen, function.__defaults__)
+        hash(key)
+    except (TypeError, ValueError):
+        return object()
+    # Equal numbers of different types are different arguments.
+    return (*key, tuple(type(value) for value in seen))
+
+
+def metadata(value: Any) -> Any:
+    """What tracing can tell about a value, to be compared and hashed."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device, value.requires_grad)
     if isinstance(value, (list, tuple)):
-        return tuple(_metadata(v) for v in value)
+        return tuple(metadata(v) for v in value)
     return (type(value), value)
 
 
@@ -194,6 +215,10 @@ class _Run:
         key = (candidate.name, match.root.name)
         if key in self.failed:
             return False
+        if not candidate.any_size and any(is_symbolic(n.meta.get("val")) for n in found.nodes):
+            # Comparing a symbolic size would fix it, and the program would no longer serve the others.
+            self.missed(candidate, match.root, Miss(match.root, "its sizes are symbolic", len(found.nodes)))
+            return False
         self.editor.created.clear()
         try:
             if candidate.extra_check is not None and not candidate.extra_check(match):
@@ -247,6 +272,13 @@ class _Run:
         if told or miss.matched >= WORTH_TELLING:
             stopped = miss.node if miss.node is not None else node
             self.ctx.missed(candidate.name, str(stopped.name), miss.why, miss.matched, source_of(stopped))
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a tensor's sizes are known only at run time."""
+    if isinstance(value, (tuple, list)):
+        return any(is_symbolic(v) for v in value)
+    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
 
 
 def refuse_cycles(outputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:

@@ -15,7 +15,10 @@ from litz.graph.signature import Joint
 
 
 def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
-    rules = tuple(ctx.options.rules) + JOINT
+    own = tuple(ctx.options.rules)
+    rules = own + JOINT
+    # The user's rules first, on the graph as it was written.
+    apply_rules(joint.graph, own, ctx, recompile=False)
     if joint.gradient_of:
         # While the backward is still as autograd made it: the rule recognises it by making it again.
         apply_rules(joint.graph, ATTENTION_TRAINING, ctx, recompile=False)

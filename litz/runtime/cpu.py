@@ -61,9 +61,9 @@ class Frame:
             self.slots[slot] = address + offset
         self.views.clear()
         # What every host function takes.
-        self.native = (
-            ctypes.addressof(self.slots), address + self.arena_bytes, ctypes.addressof(self.table), ctypes.addressof(self.error)
-        )  # fmt: skip
+        workspace = address + self.arena_bytes
+        tables = [ctypes.addressof(table) for table in (self.slots, self.table, self.error)]
+        self.native = (tables[0], workspace, tables[1], tables[2])
 
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(value_of(v, self.sizes) for v in values)
@@ -192,9 +192,7 @@ class Executable:
             frames.append(frame)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(
-            int(args[s.input]) if s.dim is None else args[s.input].shape[s.dim] for s in self.program.sizes
-        )
+        return tuple(int(args[s.input]) if s.dim is None else args[s.input].shape[s.dim] for s in self.program.sizes)
 
     def _frames_for(self, key: tuple[int, ...]) -> list[Frame]:
         """The pool for new sizes; the oldest sizes' arenas are let go."""

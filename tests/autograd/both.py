@@ -78,7 +78,9 @@ def left_to_eager() -> bool:
     return report is not None and any("left to eager" in note for note in report.notes)
 
 
-def _once(function: Callable[..., Any], make: Callable[[], Inputs], own: list[torch.Tensor], call: int) -> dict[str, Any]:
+def _once(
+    function: Callable[..., Any], make: Callable[[], Inputs], own: list[torch.Tensor], call: int
+) -> dict[str, Any]:
     torch.manual_seed(call)
     inputs = list(make())
     leaves = None
@@ -96,7 +98,10 @@ def _once(function: Callable[..., Any], make: Callable[[], Inputs], own: list[to
     found["values"] = [x.detach().clone() for x in inputs_flat]
     flat = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
     found["results"] = [x.detach().clone() for x in flat]
-    total = sum(((x * _weights(x)).sum() for x in [*flat, *inputs_flat] if x.requires_grad and x.grad_fn is not None), torch.zeros(()))
+    total = sum(
+        ((x * _weights(x)).sum() for x in [*flat, *inputs_flat] if x.requires_grad and x.grad_fn is not None),
+        torch.zeros(()),
+    )
     if total.requires_grad:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True)
         found["gradients"] = gradients
@@ -136,6 +141,4 @@ def _shared(found: dict[str, Any]) -> list[list[bool]]:
     """Which memory each result shares: that of inputs and of other results; and which are the same object."""
     results = [x for x in tree_leaves(found["result"]) if isinstance(x, torch.Tensor)]
     others = [*found["inputs"], *results]
-    return [
-        [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0 for b in others] for a in results
-    ]
+    return [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0 for b in others] for a in results]

@@ -193,6 +193,8 @@ def test_functions_that_return_parameters_and_buffers(route: Route) -> None:
         torch.testing.assert_close(got[3]["view"], want[3]["view"])
     total = lambda r: r[0].sum() + r[1].square().sum() + r[3]["view"].exp().sum()  # noqa: E731
     for got, want in zip(
-        torch.autograd.grad(total(found), [x, model.weight]), torch.autograd.grad(total(wanted), [x, model.weight]), strict=True
+        torch.autograd.grad(total(found), [x, model.weight]),
+        torch.autograd.grad(total(wanted), [x, model.weight]),
+        strict=True,
     ):
         torch.testing.assert_close(got, want)

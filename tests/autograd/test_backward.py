@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,13 +92,13 @@ def test_a_tangent_of_another_type(route: Route) -> None:
     """Eager casts a real tangent to its result's type; so does this. A complex one it refuses."""
     x, w = grad(4, 3), grad(3)
     tangent = torch.rand(4, 3, dtype=torch.float64)
+    found = []
     for run in (route(curve), curve):
         x.grad = None
         run(x, w).backward(tangent)
-        assert x.grad.dtype == torch.float32
-        if run is curve:
-            torch.testing.assert_close(found, x.grad)
-        found = x.grad
+        found.append(x.grad)
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(*found)
 
 
 @both
@@ -124,10 +123,13 @@ def test_unused_outputs(route: Route) -> None:
     inputs = [grad(4, 3), grad(3), grad(3)]
     for used in ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)):
         got, want = (
-            torch.autograd.grad(sum(run(*inputs)[i].sum() for i in used), inputs, allow_unused=True) for run in (fast, three)
+            torch.autograd.grad(sum(run(*inputs)[i].sum() for i in used), inputs, allow_unused=True)
+            for run in (fast, three)
         )
         for mine, theirs in zip(got, want, strict=True):
-            torch.testing.assert_close(torch.zeros(()) if mine is None else mine, torch.zeros_like(mine) if theirs is None and mine is not None else (torch.zeros(()) if theirs is None else theirs))
+            assert (mine is None) == (theirs is None)
+            if theirs is not None:
+                torch.testing.assert_close(mine, theirs)
 
 
 @both
@@ -209,7 +211,9 @@ def test_requires_grad_changes(route: Route) -> None:
         assert y.requires_grad == any(need)
         if any(need):
             wanted = [t for t in inputs if t.requires_grad]
-            torch.testing.assert_close(torch.autograd.grad(y.sum(), wanted), torch.autograd.grad(curve(*inputs).sum(), wanted))
+            torch.testing.assert_close(
+                torch.autograd.grad(y.sum(), wanted), torch.autograd.grad(curve(*inputs).sum(), wanted)
+            )
 
 
 @both
@@ -222,26 +226,6 @@ def test_part_of_the_graph_frozen(route: Route) -> None:
     model[0].weight.requires_grad_(False)
     fast(x).sum().backward()
     assert model[0].weight.grad is None and model[2].weight.grad is not None
-
-
-@both
-def test_saved_tensors_are_freed_with_the_graph(route: Route) -> None:
-    import gc
-    import weakref
-
-    seen: list[Any] = []
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        seen.append(weakref.ref(t.untyped_storage()))
-        return t
-
-    x, w = grad(64, 64), grad(64)
-    fast = route(lambda x, w: ((x * w).sin() @ x.t()).exp().sum())
-    fast(x, w).backward()
-    y = fast(x, w)
-    del y
-    gc.collect()
-    del pack, seen
 
 
 @both
@@ -267,8 +251,6 @@ def test_saved_tensor_hooks_see_what_is_saved(route: Route) -> None:
     assert packed and sorted(set(unpacked)) == list(range(len(packed)))
     for before, after in zip(packed, [t.clone() for t in packed], strict=True):
         assert torch.equal(before, after)
-
-
 
 
 def test_the_backward_is_compiled_once_under_the_options_of_the_forward() -> None:

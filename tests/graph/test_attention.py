@@ -9,6 +9,7 @@ import torch
 
 from litz.graph.rules import JOINT
 from litz.graph.rules.attention import ATTENTION
+from litz.graph.rules.attention_training import ATTENTION_TRAINING
 from litz.graph.rules.softmax import SOFTMAX
 from tests.graph.rewriting import Rewritten, rewrite
 
@@ -180,6 +181,41 @@ def test_a_mask_in_training(kind: str) -> None:
     assert done.fired == {"attention_mask": 1, "attention_mask_backward": 1}
     fused = [n for n in done.graph.graph.nodes if "_scaled_dot_product_" in str(n.target)]
     assert len(fused) == 2 and not any(n.kwargs.get("attn_mask") is not None for n in fused)
+
+
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if name != "softmax by hand"])
+def test_spellings_in_training(name: str) -> None:
+    """Forward and all three gradients, against the graph that was not rewritten."""
+    done = rewrite(lambda *args: (SPELLINGS[name](*args) * 2,), [Q, K, V], ATTENTION_TRAINING, training=True)
+    assert done.fired == {"attention_training": 1}
+    assert done.count(aten._softmax.default, aten._softmax_backward_data.default) == 0
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_in_training(name: str) -> None:
+    apply, kind = MASKS[name]
+
+    def attend(q, k, v, m):
+        return (torch.softmax(apply(q @ k.mT * SCALE, m), -1) @ v,)
+
+    done = rewrite(attend, [Q, K, V, PADDING], ATTENTION_TRAINING, training=True)
+    (node,) = flash(done)
+    assert (node.kwargs.get("attn_mask") is not None) == (kind == "mask")
+
+
+def weights_with_a_loss(q, k, v):
+    p = torch.softmax(q @ k.mT, -1)
+    return p @ v, p.sum()
+
+
+def learned_bias(q, k, v):
+    return (torch.softmax(q @ k.mT + v.sum(-1).unsqueeze(-2), -1) @ v,)
+
+
+@pytest.mark.parametrize("function", [weights_with_a_loss, learned_bias])
+def test_what_is_not_fused_in_training(function) -> None:
+    """Something else needs the probabilities, or their gradient."""
+    assert rewrite(function, [Q, K, V], ATTENTION_TRAINING, training=True).fired == {}
 
 
 def seen_weights(q, k, v):

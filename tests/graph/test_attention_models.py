@@ -191,3 +191,36 @@ def test_with_a_mask(name: str) -> None:
     nodes = rewritten(model, {**arguments, **mask})
     assert len(nodes) == attentions
     assert any(n.kwargs.get("attn_mask") is not None for n in nodes)
+
+
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_prob", "activation_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model.train()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "qwen2", "distilbert", "clip"])
+def test_in_training(name: str) -> None:
+    """Forward and backward of every attention are fused, and the numbers of both stay."""
+    model, arguments, _, attentions, _ = MODELS[name]("eager")
+    found: list[torch.fx.Node] = []
+
+    def backend(graph_module, inputs):
+        joint = trace_joint(graph_module.forward, inputs, None, {}, True)
+        placeholders = [n for n in joint.graph.graph.nodes if n.op == "placeholder"]
+        given = [i.detach() for i in inputs]
+        given += [torch.randn(n.meta["val"].shape) for n in placeholders[len(given) :]]
+        before = results(joint.graph, given)
+        rewrite_joint(joint, context())
+        for old, new in zip(before, results(joint.graph, given), strict=True):
+            torch.testing.assert_close(new, old, rtol=1e-3, atol=1e-4)
+        found.extend(n for n in joint.graph.graph.nodes if "_scaled_dot_product_" in str(n.target))
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    torch.compile(without_dropout(model), backend=backend)(**arguments)
+    assert len(found) == 2 * attentions

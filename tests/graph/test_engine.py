@@ -293,3 +293,40 @@ def test_calls_are_the_only_roots() -> None:
         assert "must start from a call" in str(error)
     else:
         raise AssertionError
+
+
+def test_symbolic_sizes_are_never_fixed() -> None:
+    """A rule that looks at sizes stays away from symbolic ones; one that does not still applies."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from litz.graph.rules import JOINT
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    x = mode.from_tensor(torch.randn(5, 7))
+
+    def function(x, y):
+        z = (x * 1).t().t().clone() + 0
+        return torch.softmax(z @ y.t(), -1) @ y
+
+    with mode:
+        graph = make_fx(function, tracing_mode="symbolic")(x, mode.from_tensor(torch.randn(6, 7)))
+    before = len(shapes.guards)
+    ctx = context()
+    apply_rules(graph, JOINT, ctx)
+    assert len(shapes.guards) == before
+    assert {f.rule for f in ctx.firings} >= {"times_one", "transpose_twice", "needless_copy", "add_zero"}
+    assert not any(f.rule == "attention" for f in ctx.firings)
+
+
+def test_examples_that_see_other_values_are_other_examples() -> None:
+    @rule(call(aten.mul.Tensor, Arg("x"), Arg("factor"), users=ANY))
+    def power(match):
+        factor = match["factor"]
+        if not isinstance(factor, int):
+            return None
+        return match.replace_by_example(lambda x: sum([x] * factor), [match["x"]])
+
+    assert rewrite(lambda x: (x * 2 + x.sin() * 3,), [X], (power,)).fired == {"power": 2}

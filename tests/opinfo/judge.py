@@ -19,7 +19,10 @@ _NARROW = {torch.bfloat16, torch.float16, torch.float32, torch.complex64}
 
 
 def compare(
-    found: Sequence[Any], eager: Sequence[Any], referee: Sequence[Any] | None, spread: Callable[[], Sequence[Any] | None]
+    found: Sequence[Any],
+    eager: Sequence[Any],
+    referee: Sequence[Any] | None,
+    spread: Callable[[], Sequence[Any] | None],
 ) -> tuple[str | None, bool]:
     """What is wrong, or None; and whether the verdict rests on the conditioning of the inputs.
 
@@ -89,7 +92,8 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _worst(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor, exact: torch.Tensor | None = None) -> str:
     at = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
-    text = f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {at}: {got[at].item()!r}, eager {want[at].item()!r}"
+    text = f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {at}: {got[at].item()!r}"
+    text += f", eager {want[at].item()!r}"
     return text if exact is None else f"{text}, referee {exact[at].item()!r}"
 
 

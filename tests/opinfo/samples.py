@@ -74,7 +74,9 @@ class Case:
 
     def in_double(self) -> Case:
         """The same case in float64 (complex128): what the referee computes."""
-        return Case(self.operator, self.dtype, self.label, self.call, [_widened(leaf) for leaf in self.leaves], self.spec)
+        return Case(
+            self.operator, self.dtype, self.label, self.call, [_widened(leaf) for leaf in self.leaves], self.spec
+        )
 
     def is_plain(self) -> bool:
         """Whether Litz takes such inputs at all: the front door leaves all others to eager."""

@@ -106,7 +106,7 @@ class Sweep:
                     break
                 else:
                     self._record(job, label, message)
-                    last, label = label, None
+                    label = None
             else:
                 worker.kill()
                 code = worker.wait()
@@ -221,14 +221,16 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
         done.add(job)
         bad = [row for row in sweep.rows[shown:] if row["status"] in ("wrong", "crashed")]
         for row in bad[:3]:
-            print(f"  {row['status']}: {row['operator']}[{row['dtype']}] {row['sample']}: {row['message'][:300]}", flush=True)
+            where = f"{row['operator']}[{row['dtype']}] {row['sample']}"
+            print(f"  {row['status']}: {where}: {row['message'][:300]}", flush=True)
         if len(bad) > 3:
             print(f"  ... and {len(bad) - 3} more samples of it", flush=True)
         shown = len(sweep.rows)
         if number % 25 == 0 or number == total:
             elapsed = time.perf_counter() - start
             tally = collections.Counter(row["status"] for row in sweep.rows)
-            print(f"[{number}/{total}] {elapsed:.0f} s: {tally['right']} right, {tally['wrong']} wrong, {tally['crashed']} crashed", flush=True)
+            counts = ", ".join(f"{tally[status]} {status}" for status in ("right", "wrong", "crashed"))
+            print(f"[{number}/{total}] {elapsed:.0f} s: {counts}", flush=True)
         if time.perf_counter() - saved > 10 or number == total:
             file.write_text(json.dumps({"done": sorted(done), "rows": sweep.rows}))
             saved = time.perf_counter()

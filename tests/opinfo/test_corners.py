@@ -43,7 +43,10 @@ def same(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
         assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
         if want.is_floating_point():
             assert torch.equal(got.isnan(), want.isnan()), (got, want)
-            got, want = got.nan_to_num(nan=7.0, posinf=INF, neginf=-INF), want.nan_to_num(nan=7.0, posinf=INF, neginf=-INF)
+            got, want = (
+                got.nan_to_num(nan=7.0, posinf=INF, neginf=-INF),
+                want.nan_to_num(nan=7.0, posinf=INF, neginf=-INF),
+            )
             assert torch.equal(got.signbit(), want.signbit()), (got, want)
         assert torch.equal(got, want), (got, want)
 
@@ -61,14 +64,28 @@ def table(cases: dict[str, Callable[..., Any]]) -> Any:
 
 # -- nothing, and a single thing --------------------------------------------------------------
 EMPTY = {
-    "add": lambda x: x + 1, "sum": lambda x: x.sum(), "sum-last": lambda x: x.sum(-1), "prod": lambda x: x.prod(),
-    "mean": lambda x: x.mean(), "any": lambda x: (x > 0).any(), "all": lambda x: (x > 0).all(-1),
-    "softmax": lambda x: x.softmax(-1), "cumsum": lambda x: x.cumsum(-1), "cat": lambda x: torch.cat([x, x]),
-    "clone": lambda x: x.clone(), "flip": lambda x: x.flip(-1), "sort": lambda x: x.sort(-1), "exp": lambda x: x.exp(),
-    "reshape": lambda x: x.reshape(-1) * 2, "index": lambda x: x[torch.tensor([], dtype=torch.int64)],
-    "nansum": lambda x: x.nansum(), "var": lambda x: x.var(), "logsumexp": lambda x: x.logsumexp(-1),
-    "count": lambda x: x.count_nonzero(), "where": lambda x: torch.where(x > 0, x, -x),
-}  # fmt: skip
+    "add": lambda x: x + 1,
+    "sum": lambda x: x.sum(),
+    "sum-last": lambda x: x.sum(-1),
+    "prod": lambda x: x.prod(),
+    "mean": lambda x: x.mean(),
+    "any": lambda x: (x > 0).any(),
+    "all": lambda x: (x > 0).all(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "cat": lambda x: torch.cat([x, x]),
+    "clone": lambda x: x.clone(),
+    "flip": lambda x: x.flip(-1),
+    "sort": lambda x: x.sort(-1),
+    "exp": lambda x: x.exp(),
+    "reshape": lambda x: x.reshape(-1) * 2,
+    "index": lambda x: x[torch.tensor([], dtype=torch.int64)],
+    "nansum": lambda x: x.nansum(),
+    "var": lambda x: x.var(),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "count": lambda x: x.count_nonzero(),
+    "where": lambda x: torch.where(x > 0, x, -x),
+}
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 3)], ids=str)
@@ -83,11 +100,19 @@ def test_a_product_over_nothing_is_zero() -> None:
 
 
 ZERO_DIM = {
-    "add": lambda x: x + x, "sum": lambda x: x.sum(), "sum-0": lambda x: x.sum(0), "max": lambda x: x.max(0),
-    "argmax": lambda x: x.argmax(), "cumsum": lambda x: x.cumsum(0), "sort": lambda x: x.sort(),
-    "reshape": lambda x: x.reshape(1, 1) + 1, "softmax": lambda x: x.softmax(0), "expand": lambda x: x.expand(3) * 2,
-    "index_select": lambda x: x.index_select(0, torch.tensor([0])), "gather": lambda x: x.gather(0, torch.tensor(0)),
-}  # fmt: skip
+    "add": lambda x: x + x,
+    "sum": lambda x: x.sum(),
+    "sum-0": lambda x: x.sum(0),
+    "max": lambda x: x.max(0),
+    "argmax": lambda x: x.argmax(),
+    "cumsum": lambda x: x.cumsum(0),
+    "sort": lambda x: x.sort(),
+    "reshape": lambda x: x.reshape(1, 1) + 1,
+    "softmax": lambda x: x.softmax(0),
+    "expand": lambda x: x.expand(3) * 2,
+    "index_select": lambda x: x.index_select(0, torch.tensor([0])),
+    "gather": lambda x: x.gather(0, torch.tensor(0)),
+}
 
 
 @table(ZERO_DIM)
@@ -103,9 +128,14 @@ def test_broadcasting() -> None:
 
 
 EXPANDED = {
-    "add": lambda x: x + 1, "sum": lambda x: x.sum(0), "amax": lambda x: x.amax((0, 1)), "mul": lambda x: x * x.t(),
-    "argmax": lambda x: x.argmax(0), "clone": lambda x: x.clone(), "contiguous": lambda x: x.contiguous(),
-}  # fmt: skip
+    "add": lambda x: x + 1,
+    "sum": lambda x: x.sum(0),
+    "amax": lambda x: x.amax((0, 1)),
+    "mul": lambda x: x * x.t(),
+    "argmax": lambda x: x.argmax(0),
+    "clone": lambda x: x.clone(),
+    "contiguous": lambda x: x.contiguous(),
+}
 
 
 @table(EXPANDED)
@@ -136,17 +166,35 @@ def test_channels_last() -> None:
 # -- NaN and infinity -------------------------------------------------------------------------
 SPECIAL = torch.tensor([[1.0, NAN, -INF, INF], [INF, 2.0, 3.0, -1.0], [-INF, -INF, NAN, NAN], [0.0, -1.0, 5.0, 5.0]])
 ORDER = {
-    "amax": lambda x: x.amax(1), "amin": lambda x: x.amin(0), "max-dim": lambda x: x.max(1), "min-dim": lambda x: x.min(0),
-    "argmax": lambda x: x.argmax(1), "argmin": lambda x: x.argmin(0), "argmax-all": lambda x: x.argmax(),
-    "maximum": lambda x: torch.maximum(x, x.t()), "minimum": lambda x: torch.minimum(x, x.t()),
-    "fmax": lambda x: torch.fmax(x, x.t()), "fmin": lambda x: torch.fmin(x, x.t()), "clamp": lambda x: x.clamp(-1, 2),
-    "clamp-tensor": lambda x: torch.clamp(x, x.t()), "relu": lambda x: x.relu(), "sort": lambda x: x.sort(dim=1, stable=True),
-    "sort-descending": lambda x: x.sort(dim=1, descending=True, stable=True), "topk": lambda x: x.topk(2, 1)[0],
-    "compare": lambda x: (x < x.t(), x <= x.t(), x == x.t(), x != x.t()), "isnan": lambda x: (x.isnan(), x.isinf(), x.isfinite()),
-    "cummax": lambda x: x.cummax(1), "aminmax": lambda x: torch.aminmax(x, dim=1), "sign": lambda x: x.sign(),
-    "hardtanh": lambda x: F.hardtanh(x), "leaky_relu": lambda x: F.leaky_relu(x), "max_pool": lambda x: F.max_pool1d(x, 2),
-    "nan_to_num": lambda x: x.nan_to_num(), "any": lambda x: x.any(1), "all": lambda x: x.all(0),
-}  # fmt: skip
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(0),
+    "max-dim": lambda x: x.max(1),
+    "min-dim": lambda x: x.min(0),
+    "argmax": lambda x: x.argmax(1),
+    "argmin": lambda x: x.argmin(0),
+    "argmax-all": lambda x: x.argmax(),
+    "maximum": lambda x: torch.maximum(x, x.t()),
+    "minimum": lambda x: torch.minimum(x, x.t()),
+    "fmax": lambda x: torch.fmax(x, x.t()),
+    "fmin": lambda x: torch.fmin(x, x.t()),
+    "clamp": lambda x: x.clamp(-1, 2),
+    "clamp-tensor": lambda x: torch.clamp(x, x.t()),
+    "relu": lambda x: x.relu(),
+    "sort": lambda x: x.sort(dim=1, stable=True),
+    "sort-descending": lambda x: x.sort(dim=1, descending=True, stable=True),
+    "topk": lambda x: x.topk(2, 1)[0],
+    "compare": lambda x: (x < x.t(), x <= x.t(), x == x.t(), x != x.t()),
+    "isnan": lambda x: (x.isnan(), x.isinf(), x.isfinite()),
+    "cummax": lambda x: x.cummax(1),
+    "aminmax": lambda x: torch.aminmax(x, dim=1),
+    "sign": lambda x: x.sign(),
+    "hardtanh": lambda x: F.hardtanh(x),
+    "leaky_relu": lambda x: F.leaky_relu(x),
+    "max_pool": lambda x: F.max_pool1d(x, 2),
+    "nan_to_num": lambda x: x.nan_to_num(),
+    "any": lambda x: x.any(1),
+    "all": lambda x: x.all(0),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -165,17 +213,42 @@ def test_argmax_is_the_first_of_equals() -> None:
 # -- signed zeros, denormals -------------------------------------------------------------------
 ZEROS = torch.tensor([0.0, -0.0, 1.0, -1.0, -0.5, 0.5, 2.5, -2.5] * 5)
 SIGNS = {
-    "neg": lambda x: -x, "abs": lambda x: x.abs(), "mul": lambda x: x * 0.0, "mul-negative": lambda x: x * -0.0,
-    "add": lambda x: x + 0.0, "add-negative": lambda x: x + -0.0, "sub": lambda x: x - x, "div": lambda x: 1.0 / x,
-    "sqrt": lambda x: x.sqrt(), "floor": lambda x: x.floor(), "ceil": lambda x: x.ceil(), "trunc": lambda x: x.trunc(),
-    "round": lambda x: x.round(), "frac": lambda x: x.frac(), "fmod": lambda x: x.fmod(1.0), "sign": lambda x: x.sign(),
-    "remainder": lambda x: x.remainder(1.0), "remainder-negative": lambda x: x.remainder(-1.0), "signbit": lambda x: x.signbit(),
-    "copysign": lambda x: torch.copysign(torch.ones_like(x), x), "floor_div": lambda x: x // 2.0, "sum": lambda x: x[1:2].sum(),
-    "trunc_div": lambda x: torch.div(x, 2.0, rounding_mode="trunc"), "where": lambda x: torch.where(x == 0, x, 1.0),
-    "clone": lambda x: x.clone(), "tanh": lambda x: x[:2].tanh(), "sin": lambda x: x[:2].sin(), "erf": lambda x: x[:2].erf(), "expm1": lambda x: x[:2].expm1(),
-    "to-half": lambda x: x.half(), "to-bfloat16": lambda x: x.bfloat16(), "atan2": lambda x: torch.atan2(x[:2], x[:2].flip(0)),
-    "rsqrt": lambda x: x[:2].rsqrt(), "reciprocal": lambda x: x.reciprocal(), "log1p": lambda x: x[:2].log1p(),
-}  # fmt: skip
+    "neg": lambda x: -x,
+    "abs": lambda x: x.abs(),
+    "mul": lambda x: x * 0.0,
+    "mul-negative": lambda x: x * -0.0,
+    "add": lambda x: x + 0.0,
+    "add-negative": lambda x: x + -0.0,
+    "sub": lambda x: x - x,
+    "div": lambda x: 1.0 / x,
+    "sqrt": lambda x: x.sqrt(),
+    "floor": lambda x: x.floor(),
+    "ceil": lambda x: x.ceil(),
+    "trunc": lambda x: x.trunc(),
+    "round": lambda x: x.round(),
+    "frac": lambda x: x.frac(),
+    "fmod": lambda x: x.fmod(1.0),
+    "sign": lambda x: x.sign(),
+    "remainder": lambda x: x.remainder(1.0),
+    "remainder-negative": lambda x: x.remainder(-1.0),
+    "signbit": lambda x: x.signbit(),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x), x),
+    "floor_div": lambda x: x // 2.0,
+    "sum": lambda x: x[1:2].sum(),
+    "trunc_div": lambda x: torch.div(x, 2.0, rounding_mode="trunc"),
+    "where": lambda x: torch.where(x == 0, x, 1.0),
+    "clone": lambda x: x.clone(),
+    "tanh": lambda x: x[:2].tanh(),
+    "sin": lambda x: x[:2].sin(),
+    "erf": lambda x: x[:2].erf(),
+    "expm1": lambda x: x[:2].expm1(),
+    "to-half": lambda x: x.half(),
+    "to-bfloat16": lambda x: x.bfloat16(),
+    "atan2": lambda x: torch.atan2(x[:2], x[:2].flip(0)),
+    "rsqrt": lambda x: x[:2].rsqrt(),
+    "reciprocal": lambda x: x.reciprocal(),
+    "log1p": lambda x: x[:2].log1p(),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -185,10 +258,20 @@ def test_signed_zeros(function: Callable[..., Any], dtype: torch.dtype) -> None:
 
 
 DENORMAL = {
-    "add": lambda x: x + x, "mul": lambda x: x * 0.5, "div": lambda x: x / 2.0, "neg": lambda x: -x, "sum": lambda x: x.sum(),
-    "max": lambda x: x.amax(), "compare": lambda x: (x > 0, x == 0), "sqrt": lambda x: x.sqrt(), "to-double": lambda x: x.double(),
-    "reciprocal": lambda x: x.reciprocal(), "bool": lambda x: x.bool(), "sign": lambda x: x.sign(), "abs": lambda x: x.abs(),
-}  # fmt: skip
+    "add": lambda x: x + x,
+    "mul": lambda x: x * 0.5,
+    "div": lambda x: x / 2.0,
+    "neg": lambda x: -x,
+    "sum": lambda x: x.sum(),
+    "max": lambda x: x.amax(),
+    "compare": lambda x: (x > 0, x == 0),
+    "sqrt": lambda x: x.sqrt(),
+    "to-double": lambda x: x.double(),
+    "reciprocal": lambda x: x.reciprocal(),
+    "bool": lambda x: x.bool(),
+    "sign": lambda x: x.sign(),
+    "abs": lambda x: x.abs(),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -209,10 +292,20 @@ def test_results_may_be_denormal() -> None:
 # -- whole numbers ----------------------------------------------------------------------------
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 OVERFLOW = {
-    "add": lambda x: x + 1, "sub": lambda x: x - 1, "mul": lambda x: x * x, "neg": lambda x: -x, "abs": lambda x: x.abs(),
-    "sum": lambda x: x.sum(), "prod": lambda x: x.prod(), "pow": lambda x: x**3, "cumsum": lambda x: x.cumsum(0),
-    "add-large": lambda x: x + 100, "square": lambda x: x.square(), "dot": lambda x: (x * x).sum(), "not": lambda x: ~x,
-}  # fmt: skip
+    "add": lambda x: x + 1,
+    "sub": lambda x: x - 1,
+    "mul": lambda x: x * x,
+    "neg": lambda x: -x,
+    "abs": lambda x: x.abs(),
+    "sum": lambda x: x.sum(),
+    "prod": lambda x: x.prod(),
+    "pow": lambda x: x**3,
+    "cumsum": lambda x: x.cumsum(0),
+    "add-large": lambda x: x + 100,
+    "square": lambda x: x.square(),
+    "dot": lambda x: (x * x).sum(),
+    "not": lambda x: ~x,
+}
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -223,17 +316,25 @@ def test_integers_wrap_around(function: Callable[..., Any], dtype: torch.dtype) 
 
 
 DIVISION = {
-    "floor": lambda a, b: a // b, "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "true": lambda a, b: a / b,
-    "remainder": lambda a, b: a % b, "fmod": torch.fmod, "floor-number": lambda a, b: a // 7, "remainder-number": lambda a, b: a % -3,
-    "trunc-number": lambda a, b: torch.div(a, -4, rounding_mode="trunc"), "fmod-number": lambda a, b: torch.fmod(a, 5),
-}  # fmt: skip
+    "floor": lambda a, b: a // b,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "true": lambda a, b: a / b,
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "floor-number": lambda a, b: a // 7,
+    "remainder-number": lambda a, b: a % -3,
+    "trunc-number": lambda a, b: torch.div(a, -4, rounding_mode="trunc"),
+    "fmod-number": lambda a, b: torch.fmod(a, 5),
+}
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.float32, torch.float64, torch.bfloat16], ids=str)
 @table(DIVISION)
 def test_division(function: Callable[..., Any], dtype: torch.dtype) -> None:
     if dtype is torch.uint8:
-        function = DIVISION["floor"] if function in (DIVISION["remainder-number"], DIVISION["trunc-number"]) else function
+        function = (
+            DIVISION["floor"] if function in (DIVISION["remainder-number"], DIVISION["trunc-number"]) else function
+        )
     info = torch.iinfo(dtype) if dtype in INTEGERS else torch.finfo(dtype)
     some = [info.max, 7, 1, 3, 100] + ([info.min, -7, -1, -3] if dtype is not torch.uint8 else [])
     pairs = torch.cartesian_prod(torch.arange(len(some)), torch.arange(len(some)))
@@ -279,13 +380,26 @@ def test_shifts_past_the_width(dtype: torch.dtype) -> None:
 
 # -- booleans ---------------------------------------------------------------------------------
 BOOLEAN = {
-    "add": lambda a, b: a + b, "mul": lambda a, b: a * b, "and-or-xor": lambda a, b: (a & b, a | b, a ^ b, ~a),
-    "sum": lambda a, b: a.sum(), "add-number": lambda a, b: a + 1, "add-float": lambda a, b: a + 1.5, "max": lambda a, b: a.amax(),
-    "cumsum": lambda a, b: a.cumsum(0), "compare": lambda a, b: (a < b, a <= b, a == b), "any-all": lambda a, b: (a.any(), a.all()),
-    "where": lambda a, b: torch.where(a, b, ~b), "float": lambda a, b: a.float() - b.float(), "mean": lambda a, b: a.float().mean(),
-    "argmax": lambda a, b: a.int().argmax(), "maximum": torch.maximum, "prod": lambda a, b: a.prod(), "true-div": lambda a, b: a / b,
-    "logical": lambda a, b: (torch.logical_and(a, b), torch.logical_xor(a, b)), "masked": lambda a, b: a.masked_fill(b, True),
-}  # fmt: skip
+    "add": lambda a, b: a + b,
+    "mul": lambda a, b: a * b,
+    "and-or-xor": lambda a, b: (a & b, a | b, a ^ b, ~a),
+    "sum": lambda a, b: a.sum(),
+    "add-number": lambda a, b: a + 1,
+    "add-float": lambda a, b: a + 1.5,
+    "max": lambda a, b: a.amax(),
+    "cumsum": lambda a, b: a.cumsum(0),
+    "compare": lambda a, b: (a < b, a <= b, a == b),
+    "any-all": lambda a, b: (a.any(), a.all()),
+    "where": lambda a, b: torch.where(a, b, ~b),
+    "float": lambda a, b: a.float() - b.float(),
+    "mean": lambda a, b: a.float().mean(),
+    "argmax": lambda a, b: a.int().argmax(),
+    "maximum": torch.maximum,
+    "prod": lambda a, b: a.prod(),
+    "true-div": lambda a, b: a / b,
+    "logical": lambda a, b: (torch.logical_and(a, b), torch.logical_xor(a, b)),
+    "masked": lambda a, b: a.masked_fill(b, True),
+}
 
 
 @table(BOOLEAN)
@@ -319,7 +433,12 @@ def test_promotion_with_python_numbers(dtype: torch.dtype) -> None:
 def test_promotion_with_tensors(dtype: torch.dtype, other: torch.dtype) -> None:
     x = torch.tensor([0, 1, 1, 0, 1, 3], dtype=dtype)
     dimensionless, full = torch.tensor(2, dtype=other), torch.tensor([1, 1, 2, 5, 7, 1], dtype=other)
-    same(lambda x, y, z: (x + y, y * x, x + z, torch.maximum(x, z), x < y, z == x, torch.where(x > 0, y, z)), x, dimensionless, full)
+    same(
+        lambda x, y, z: (x + y, y * x, x + z, torch.maximum(x, z), x < y, z == x, torch.where(x > 0, y, z)),
+        x,
+        dimensionless,
+        full,
+    )
 
 
 # -- large ------------------------------------------------------------------------------------
@@ -348,11 +467,18 @@ def test_more_than_32_bits_of_elements() -> None:
 
 # -- long sums --------------------------------------------------------------------------------
 LONG = {
-    "all": lambda x: x.sum(), "mean": lambda x: x.mean(), "rows": lambda x: x.view(-1, 1 << 20).sum(1),
-    "columns": lambda x: x.view(1 << 18, -1).sum(0), "transposed": lambda x: x.view(1 << 11, -1).t().sum(),
-    "odd": lambda x: x[: 4194301].sum(), "odd-rows": lambda x: x[: 3 * 1398101].view(3, -1).sum(1), "norm": lambda x: x.norm(),
-    "var": lambda x: x.var(), "dot": lambda x: (x * x).sum(), "many-rows": lambda x: x.view(64, -1).sum(1),
-}  # fmt: skip
+    "all": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "rows": lambda x: x.view(-1, 1 << 20).sum(1),
+    "columns": lambda x: x.view(1 << 18, -1).sum(0),
+    "transposed": lambda x: x.view(1 << 11, -1).t().sum(),
+    "odd": lambda x: x[:4194301].sum(),
+    "odd-rows": lambda x: x[: 3 * 1398101].view(3, -1).sum(1),
+    "norm": lambda x: x.norm(),
+    "var": lambda x: x.var(),
+    "dot": lambda x: (x * x).sum(),
+    "many-rows": lambda x: x.view(64, -1).sum(1),
+}
 
 
 @pytest.mark.parametrize("kind", ["uniform", "tenths", "normal"])

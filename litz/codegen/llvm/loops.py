@@ -295,9 +295,10 @@ class _Renderer:
 
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict, copies: int) -> None:
         if axes:
-            with self._stretch(axes[0], 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
-                self.frame.axes[axes[0]] = i
-                self._reduced_loops(axes[1:], p, mine, copies)
+            axis, *rest = axes
+            with self._stretch(axis, 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
+                self.frame.axes[axis] = i
+                self._reduced_loops(rest, p, mine, copies)
             return
         if not self.over_reduced:
             self._pass_body(p, accumulators)

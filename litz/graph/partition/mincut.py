@@ -10,6 +10,7 @@ such that the rest of what the backward needs can be computed again from it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
     forward = _extract(joint.graph, primals, returned, [n for n in early if _must_run(n)])
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
-    backward = _extract(joint.graph, [*taken, *tangents], gradients, [])
+    backward = _extract(joint.graph, [*taken, *tangents], gradients, [], late)
     return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
 
 
@@ -88,12 +89,13 @@ def _descendants(roots: list[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _ancestors(roots: list[fx.Node]) -> set[fx.Node]:
-    found = set(roots)
-    todo = list(roots)
+def _ancestors(roots: list[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes and all they are made of, without going past `stop`."""
+    found = {n for n in roots if n not in stop}
+    todo = list(found)
     while todo:
         for other in todo.pop().all_input_nodes:
-            if other not in found:
+            if other not in found and other not in stop:
                 found.add(other)
                 todo.append(other)
     return found
@@ -161,29 +163,45 @@ def _again(node: fx.Node) -> bool:
 
 
 def _extract(
-    module: fx.GraphModule, inputs: list[fx.Node], outputs: list[Any], effects: list[fx.Node]
+    module: fx.GraphModule,
+    inputs: list[fx.Node],
+    outputs: list[Any],
+    effects: list[fx.Node],
+    late: set[fx.Node] | None = None,
 ) -> fx.GraphModule:
-    """The part of the graph that computes `outputs` from `inputs`, and the nodes run for their effects."""
+    """The part of the graph that computes `outputs` from `inputs`, and the nodes run for their effects.
+
+    In a backward, what is not `late` is computed again: each such node comes right before the first that reads
+    it, and not where it stood, or it would be alive from the start.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         fresh = graph.placeholder(node.name)
         fresh.meta = dict(node.meta)
         copies[node] = fresh
-    required: set[fx.Node] = set()
-    todo = [*(n for n in outputs if isinstance(n, fx.Node)), *effects]
-    while todo:
-        node = todo.pop()
-        if node in required or node in copies:
-            continue
-        required.add(node)
-        todo.extend(node.all_input_nodes)
-    for node in module.graph.nodes:
-        if node in required:
+    roots = [*(n for n in outputs if isinstance(n, fx.Node)), *effects]
+    required = _ancestors(roots, stop=set(inputs))
+    for root in [n for n in module.graph.nodes if n in required and (late is None or n in late)] + roots:
+        for node in _missing(root, copies):
             assert node.op != "placeholder", f"{node} is needed on a side that does not have it"
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[o] if isinstance(o, fx.Node) else o for o in outputs))
     return fx.GraphModule(module, graph)
+
+
+def _missing(root: fx.Node, known: Mapping[fx.Node, Any]) -> Iterator[fx.Node]:
+    """The node and what it needs that is not known, arguments first. `known` grows as these are used."""
+    todo = [root]
+    while todo:
+        node = todo[-1]
+        unknown = [n for n in node.all_input_nodes if n not in known] if node not in known else []
+        if unknown:
+            todo += reversed(unknown)
+            continue
+        todo.pop()
+        if node not in known:
+            yield node
 
 
 def _must_run(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from torch import fx
 
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
-from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.rewrite import Match, Rules, identity, metadata, rule
 from litz.graph.rules.attention import batch_and_heads, choose_mask, unfit
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
 from litz.graph.trace_example import joint
@@ -44,7 +44,8 @@ def attention_training(match: Match) -> Any:
         match.declined = both
         return None
     values = [node.meta["val"] for node in inputs]
-    traced = joint(function, values, match.editor.mode, only=3)
+    key = ("attention_training", identity(function), *(metadata(v) for v in values))
+    traced = match.editor.example(key, lambda: joint(function, values, match.editor.mode, only=3))
     if not any("_scaled_dot_product_" in str(n.target) for n in traced.graph.nodes):
         return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
     match.found = both
@@ -57,7 +58,7 @@ def _as_written(match: Match, found: Attention) -> Any:
     inside = set(own)
     first = [found.q, found.k, found.v]
     others = [i for node in own for i in node.all_input_nodes if i not in inside and i not in first]
-    inputs = [*dict.fromkeys(first), *dict.fromkeys(others)]
+    inputs = [*first, *dict.fromkeys(others)]
 
     def forward(*given: Any) -> Any:
         env = dict(zip(inputs, given, strict=True))
@@ -66,7 +67,12 @@ def _as_written(match: Match, found: Attention) -> Any:
             env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return env[match.root]
 
-    traced = joint(forward, [node.meta["val"] for node in inputs], match.editor.mode, only=len(dict.fromkeys(first)))
+    values = [node.meta["val"] for node in inputs]
+    # Each layer of a model is written alike: traced once.
+    number = {node: position for position, node in enumerate([*inputs, *own])}
+    form = tuple(f"{n.target}{fx.node.map_arg((n.args, n.kwargs), lambda i: slice(number[i]))}" for n in own)
+    key = ("as written", form, *(metadata(v) for v in values))
+    traced = match.editor.example(key, lambda: joint(forward, values, match.editor.mode, only=3))
     names = [f"input_{i}" for i in range(len(inputs))] + ["tangent_0"]
     both = Matcher().match(pattern_of(traced, names, {}, exact=True), match.root)
     if isinstance(both, Miss):

@@ -51,7 +51,7 @@ def _is_constant(node: fx.Node, constants: Constants) -> bool:
         return False
     if any(isinstance(size, torch.SymInt) for size in value.shape):
         return False  # asking how many elements it has would tie the program to the answer
-    if value.numel() > MAX_ELEMENTS or value.numel() == 0:
+    if not all(isinstance(s, int) for s in value.shape) or not 0 < value.numel() <= MAX_ELEMENTS:
         return False
     return constants.compact(node) is not None
 

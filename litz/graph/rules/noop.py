@@ -36,7 +36,7 @@ def _same(match: Match, node: Any) -> Any:
     )
 
 
-@rule(call((aten.add.Tensor, aten.sub.Tensor), Arg("a"), Arg("b"), ..., users=ANY))
+@rule(call((aten.add.Tensor, aten.sub.Tensor), Arg("a"), Arg("b"), ..., users=ANY), any_size=True)
 def add_zero(match: Match) -> Any:
     if _same(match, match["a"]) and match.uniform(match["b"]) == 0:
         return match["a"]
@@ -55,7 +55,8 @@ def add_zero(match: Match) -> Any:
         Arg("a"),
         Arg("b"),
         users=ANY,
-    )
+    ),
+    any_size=True,
 )
 def times_one(match: Match) -> Any:
     if _same(match, match["a"]) and match.uniform(match["b"]) == 1:
@@ -71,7 +72,8 @@ def times_one(match: Match) -> Any:
         Arg("a"),
         Arg("b"),
         users=ANY,
-    )
+    ),
+    any_size=True,
 )
 def neutral_operand(match: Match) -> Any:
     """`x & true` and `x | false` of booleans."""
@@ -85,7 +87,7 @@ def neutral_operand(match: Match) -> Any:
     return None
 
 
-@rule(call(aten.where.self, Arg("c"), Arg("a"), Arg("b"), users=ANY))
+@rule(call(aten.where.self, Arg("c"), Arg("a"), Arg("b"), users=ANY), any_size=True)
 def known_choice(match: Match) -> Any:
     """`where` whose condition is the same everywhere."""
     condition = match.uniform(match["c"])
@@ -101,7 +103,7 @@ _SAME_SHAPE_VIEWS = (
 )  # fmt: skip
 
 
-@rule(call(_SAME_SHAPE_VIEWS, Arg("x"), ..., users=ANY))
+@rule(call(_SAME_SHAPE_VIEWS, Arg("x"), ..., users=ANY), any_size=True)
 def view_of_same_shape(match: Match) -> Any:
     x = match["x"]
     if not isinstance(x, fx.Node) or not same_layout(x.meta.get("val"), match.root.meta["val"]):
@@ -121,11 +123,11 @@ def _moves_only_ones(node: fx.Node) -> bool:
         order = list(range(rank))
         i, j = (int(d) % rank for d in node.args[1:3])  # type: ignore[arg-type]
         order[i], order[j] = order[j], order[i]
-    real = [d for d in order if x.shape[d] != 1]
+    real = [d for d in order if isinstance(x.shape[d], torch.SymInt) or x.shape[d] != 1]
     return real == sorted(real)
 
 
-@rule(call(aten.clone.default, Arg("x"), ..., users=ANY))
+@rule(call(aten.clone.default, Arg("x"), ..., users=ANY), any_size=True)
 def needless_copy(match: Match) -> Any:
     """A copy with the layout the original has: in a functional graph nobody writes to either."""
     x = match["x"]
@@ -134,7 +136,7 @@ def needless_copy(match: Match) -> Any:
     )
 
 
-@rule(call(aten._to_copy.default, Arg("x"), ..., users=ANY))
+@rule(call(aten._to_copy.default, Arg("x"), ..., users=ANY), any_size=True)
 def cast_to_same(match: Match) -> Any:
     x = match["x"]
     if not isinstance(x, fx.Node) or match.root.kwargs.get("layout") not in (None, torch.strided):
@@ -142,7 +144,10 @@ def cast_to_same(match: Match) -> Any:
     return _same(match, x) if same_layout(x.meta.get("val"), match.root.meta["val"]) else None
 
 
-@rule(call(aten._to_copy.default, call(aten._to_copy.default, Arg("x"), ..., users=ANY, name="wide"), ..., users=ANY))
+@rule(
+    call(aten._to_copy.default, call(aten._to_copy.default, Arg("x"), ..., users=ANY, name="wide"), ..., users=ANY),
+    any_size=True,
+)
 def cast_there_and_back(match: Match) -> Any:
     """Through a wider type and back: exact, so nothing happened."""
     x = match["x"]
@@ -161,7 +166,7 @@ def cat_of_one(match: Match) -> Any:
 _TRANSPOSES = (aten.transpose.int, aten.permute.default, aten.t.default)
 
 
-@rule(call(_TRANSPOSES, call(_TRANSPOSES, Arg("x"), ..., name="first", users=ANY), ..., users=ANY))
+@rule(call(_TRANSPOSES, call(_TRANSPOSES, Arg("x"), ..., name="first", users=ANY), ..., users=ANY), any_size=True)
 def transpose_twice(match: Match) -> Any:
     first, second = _order(match["first"]), _order(match.root)
     both = [first[d] for d in second]

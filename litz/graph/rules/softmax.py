@@ -15,7 +15,7 @@ _SHIFTED = call(aten.sub.Tensor, Arg("x"), call(aten.amax.default, Arg("x"), Arg
 _RAISED = call(aten.exp.default, _SHIFTED, name="raised")
 
 
-@rule(call(aten.div.Tensor, _RAISED, call(aten.sum.dim_IntList, _RAISED, Arg("dims"), True), users=ANY))
+@rule(call(aten.div.Tensor, _RAISED, call(aten.sum.dim_IntList, _RAISED, Arg("dims"), True), users=ANY), any_size=True)
 def softmax(match: Match) -> Any:
     dims = match["dims"]
     if len(dims) != 1 or not match["x"].meta["val"].is_floating_point():

@@ -1,0 +1,136 @@
+"""Each wrapper alone, without a compiler behind it; and what a signature prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from litz.capture.joint import trace_joint
+from litz.capture.wrappers import (
+    AsTraced,
+    Eager,
+    OneOfEach,
+    RebuildOutputs,
+    SeparateInputs,
+    Wrapped,
+    WriteBack,
+    wrap,
+    wrappers_for,
+)
+from litz.graph.signature import Input, Output, Signature, Window
+from tests import golden
+from tests.autograd.both import grad
+
+
+def signature(
+    inputs: tuple[Input, ...] = (), outputs: tuple[Output, ...] = (), results: int = 0, **more: Any
+) -> Signature:
+    return Signature(inputs, outputs, results, (), **more)
+
+
+def test_one_of_each_passes_a_repeated_argument_once() -> None:
+    a, b = torch.ones(2), torch.zeros(2)
+    wrapper = OneOfEach((0, 1, 0))
+    kept = wrapper.before((a, b, a))
+    assert kept[0] is a and kept[1] is b and len(kept) == 2
+    with pytest.raises(Eager):
+        wrapper.before((a, b, b))
+    assert wrapper.after(kept, [a]) == [a]
+
+
+def test_separate_inputs_refuses_memory_shared_with_one_that_is_written() -> None:
+    base = torch.zeros(10)
+    wrapper = SeparateInputs((0,))
+    apart = (torch.zeros(3), torch.zeros(3), 5)
+    assert wrapper.before(apart) is apart
+    with pytest.raises(Eager):
+        wrapper.before((base[:4], base[4:]))
+    read_only = (torch.zeros(2), base[:4], base[2:6])
+    assert wrapper.before(read_only) is read_only
+    nothing = torch.zeros(0)
+    wrapper.before((nothing, nothing[:0]))
+
+
+def test_write_back_copies_what_autograd_must_see() -> None:
+    inputs = (Input(mutated=True, hidden=False), Input(mutated=True, hidden=True), Input())
+    wrapper = WriteBack(signature(inputs, (), 1))
+    x, stored, other = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    before = stored._version
+    assert wrapper.before((x, stored, other)) == (x, stored, other)
+    result, value = torch.ones(2), torch.full((2,), 7.0, requires_grad=True)
+    assert wrapper.after((x, stored, other), [result, value]) == [result]
+    assert torch.equal(x, value) and x.grad_fn is not None
+    assert stored._version == before + 1, "a write by the program must show in the version"
+    assert other._version == 0
+
+
+def test_write_back_of_inference_tensors() -> None:
+    wrapper = WriteBack(signature((Input(mutated=True),), (), 0))
+    with torch.inference_mode():
+        x = torch.zeros(2)
+        assert wrapper.after((x,), []) == []
+
+
+def test_rebuild_outputs() -> None:
+    outputs = (
+        Output("plain", value="text"),
+        Output("input", 1),
+        Output("view", 0, Window((2, 2), (1, 2), 1), needs_grad=True),
+        Output("fresh", 0, needs_grad=True),
+        Output("part", 0, Window((2,), (1,), 1), needs_grad=True),
+        Output("part", 0, None, needs_grad=False),
+    )
+    base, other = torch.arange(8.0, requires_grad=True), torch.zeros(1)
+    result = torch.arange(4.0, requires_grad=True) * 2
+    found = RebuildOutputs(outputs).after((base, other), [result])
+    assert found[0] == "text" and found[1] is other and found[3] is result
+    assert found[2].tolist() == [[1, 3], [2, 4]] and found[2].requires_grad
+    assert found[4].tolist() == [2, 4] and found[4]._base is result
+    assert not found[5].requires_grad and found[5].data_ptr() == result.data_ptr()
+
+
+def test_rebuild_outputs_of_an_argument_that_starts_within_its_storage() -> None:
+    base = torch.arange(10.0)[4:]
+    (found,) = RebuildOutputs((Output("view", 0, Window((2,), (1,), 1)),)).after((base,), [])
+    assert found.tolist() == [5, 6]
+
+
+def test_as_traced_turns_autocast_off() -> None:
+    a = torch.randn(4, 4)
+    run = AsTraced(lambda a: [torch.mm(a, a)])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run(a)[0].dtype == torch.float32
+        assert torch.mm(a, a).dtype == torch.bfloat16, "and only meanwhile"
+
+
+def test_wrapped_runs_the_original_when_an_assumption_fails() -> None:
+    wrapped = Wrapped(lambda *a: ["compiled"], (SeparateInputs((0,)),), lambda *a: ["eager"])
+    x = torch.zeros(4)
+    assert wrapped(torch.zeros(2), x) == ["compiled"]
+    assert wrapped(x[:2], x) == ["eager"]
+
+
+def test_order_and_absence_of_wrappers() -> None:
+    plain = signature((Input(),), (Output("fresh", 0),), 1)
+    core = lambda *a: []  # noqa: E731
+    assert wrappers_for(plain) == () and wrap(core, plain, core) is core
+    all_of_them = signature((Input(mutated=True),), (Output("input", 0),), 0, places=(0, 0))
+    assert [type(w) for w in wrappers_for(all_of_them)] == [OneOfEach, RebuildOutputs, SeparateInputs, WriteBack]
+
+
+def test_signature_prints_readably() -> None:
+    def function(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, again: torch.Tensor, c: torch.Tensor, n: int
+    ) -> tuple:
+        b.add_(1)
+        c.mul_(w)
+        with torch.no_grad():
+            w.mul_(0.5)
+        y = (x * w).sin()
+        return y, y[1:], y, x, x.t(), x.detach(), n + 1, (x > 0), c
+
+    x, w = grad(4, 3), grad(3)
+    joint = trace_joint(function, [x, w, torch.zeros(3), x, torch.zeros(4, 3), 4], None, {}, True)
+    golden.check("signature", f"{joint.signature}\n")

@@ -1,0 +1,280 @@
+"""Splitting the joint graph: the two sides are the whole, and what passes between them is the least that will do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from litz.capture.joint import trace_joint
+from litz.graph.alias import is_view
+from litz.graph.partition import maxflow, mincut
+from litz.graph.partition.absent import without_tangents
+from litz.graph.partition.mincut import Split, split_by_minimum_cut
+from litz.graph.signature import Input, Joint, Signature
+from litz.ops.decompose import decompositions
+
+aten = torch.ops.aten
+
+
+def g(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def plain(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def mlp(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ w).tanh() @ u
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / 3, -1) @ v
+
+
+def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x.sin(), (6,), w, b) * x.exp().sum(-1, keepdim=True)
+
+
+def views(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x * 2).view(2, 12).t()
+    return y.exp() * w, y[1:].sigmoid()
+
+
+def shared(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x @ w).relu()
+    return y, y.sin().sum(), (y * y).mean(0)
+
+
+def mutated(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * b.clone()
+    b.add_(1)
+    return y.exp() * b
+
+
+def image(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.max_pool2d(F.conv2d(x, w).relu(), 2).square()
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
+    "mlp": (mlp, lambda: [g(5, 4), g(4, 7), g(7, 3)]),
+    "attention": (attention, lambda: [g(2, 5, 4), g(2, 5, 4), g(2, 5, 4)]),
+    "norm": (norm, lambda: [g(5, 6), g(6), g(6)]),
+    "views": (views, lambda: [g(4, 6), g(2)]),
+    "shared": (shared, lambda: [g(5, 4), g(4, 3)]),
+    "mutated": (mutated, lambda: [g(5, 4), plain(4)]),
+    "image": (image, lambda: [plain(2, 3, 8, 8), g(4, 3, 3, 3)]),
+}
+each = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def joint_of(name: str) -> tuple[Joint, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    function, make = PROGRAMS[name]
+    inputs = make()
+    return trace_joint(function, inputs, None, decompositions(), True), [x.detach() for x in inputs]
+
+
+def tangents_of(joint: Joint) -> list[torch.Tensor]:
+    fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
+    return [torch.randn(f.shape, dtype=f.dtype) for f in fakes]
+
+
+def flow(split: Split, joint: Joint, inputs: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The forward's own results and the gradients, passing from one side to the other what the split says."""
+    results = list(split.forward(*inputs))
+    own, rest = results[: joint.forward_outputs], results[joint.forward_outputs :]
+    taken = [*(inputs[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *rest]
+    assert len(taken) == split.taken
+    return own, list(split.backward(*taken, *tangents))
+
+
+@each
+def test_forward_and_backward_recombine_to_the_joint_graph(name: str) -> None:
+    joint, inputs = joint_of(name)
+    tangents = tangents_of(joint)
+    # Each run gets its own inputs: a program may write to them.
+    want = joint.graph(*(x.clone() for x in inputs), *tangents)
+    own, gradients = flow(split_by_minimum_cut(joint), joint, [x.clone() for x in inputs], tangents)
+    torch.testing.assert_close([*own, *gradients], list(want), rtol=1e-12, atol=1e-12)
+
+
+@each
+def test_what_is_saved_is_the_least(name: str) -> None:
+    """Against every other choice."""
+    joint, _ = joint_of(name)
+    graph = joint.graph.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    gradients = [n for n in output.args[0][joint.forward_outputs :] if isinstance(n, fx.Node)]
+    late, needed = mincut._descendants(placeholders[joint.primals :]), mincut._ancestors(gradients)
+    alive = {p for i, p in enumerate(placeholders[: joint.primals]) if i not in joint.signature.mutated}
+    kept = mincut._minimum_cut(graph, alive, late, needed, set(gradients))
+    early = [n for n in graph.nodes if n in needed and n not in late]
+    price = {n: mincut._price(n, alive) for n in early}
+    asked = {n for n in early if any(u in late and u in needed for u in n.users) or n in gradients}
+    choices = [n for n in early if price[n] < maxflow.INFINITE]
+    assert len(choices) <= 16, "too large to try every choice"
+    best = min(
+        sum(price[n] for n in chosen)
+        for size in range(len(choices) + 1)
+        for chosen in itertools.combinations(choices, size)
+        if _suffices(set(chosen), asked)
+    )
+    assert _suffices(set(kept), asked)
+    assert sum(price[n] for n in kept) == best
+
+
+def _suffices(saved: set[fx.Node], asked: set[fx.Node]) -> bool:
+    todo = [n for n in asked if n not in saved]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node.op == "placeholder" or not mincut._again(node):
+            return False
+        for other in node.all_input_nodes:
+            if other not in saved and other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return True
+
+
+def test_random_draws_are_never_computed_again() -> None:
+    def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (F.dropout(x.sin(), 0.5) * torch.rand_like(x)).exp() @ w
+
+    joint = trace_joint(drops, [g(6, 5), g(5, 3)], None, decompositions(), True)
+    split = split_by_minimum_cut(joint)
+
+    def draws(module: fx.GraphModule) -> int:
+        tags = (getattr(n.target, "tags", ()) for n in module.graph.nodes)
+        return sum(torch.Tag.nondeterministic_seeded in t for t in tags)
+
+    assert draws(split.forward) == 2 and draws(split.backward) == 0
+
+
+@each
+def test_views_are_not_saved(name: str) -> None:
+    joint, _ = joint_of(name)
+    split = split_by_minimum_cut(joint)
+    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    for node in output.args[0][joint.forward_outputs :]:
+        assert not is_view(node), f"{node} is a window on something that is saved or alive already"
+
+
+def test_saved_inputs_and_outputs_are_not_copied() -> None:
+    from litz.capture.direct import compile_directly
+
+    x, w = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    fast = compile_directly(lambda x, w: ((y := x @ w), (y * y).sum()))
+    fast(x, w)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y, _ = fast(x, w)
+    assert {t.data_ptr() for t in saved} == {x.data_ptr(), w.data_ptr(), y.data_ptr()}
+
+
+def test_an_input_that_is_written_to_is_saved_as_it_was() -> None:
+    joint, _ = joint_of("mutated")
+    split = split_by_minimum_cut(joint)
+    assert 1 not in split.saved_primals
+
+
+# -- absent tangents ----------------------------------------------------------------------------------
+@each
+def test_without_tangents_is_the_backward_with_zeros(name: str) -> None:
+    joint, inputs = joint_of(name)
+    split = split_by_minimum_cut(joint)
+    tangents = tangents_of(joint)
+    for present in itertools.product((True, False), repeat=len(tangents)):
+        absent = [i for i, p in enumerate(present) if not p]
+        given = [t if p else torch.zeros_like(t) for t, p in zip(tangents, present, strict=True)]
+        fresh = [x.clone() for x in inputs]
+        _, want = flow(split, joint, [x.clone() for x in inputs], given)
+        graph = without_tangents(split.backward, split.taken, absent)
+        part = Split(split.forward, graph, split.saved_primals, split.saved_results, split.saved, split.taken)
+        _, found = flow(part, joint, fresh, [t if p else None for t, p in zip(tangents, present, strict=True)])
+        for mine, theirs in zip(found, want, strict=True):
+            torch.testing.assert_close(torch.zeros_like(theirs) if mine is None else mine, theirs)
+
+
+def test_what_absent_tangents_alone_reach_is_not_computed() -> None:
+    joint = trace_joint(lambda x, w, u: (x @ w, x @ u), [g(4, 5), g(5, 6), g(5, 7)], None, {}, True)
+    split = split_by_minimum_cut(joint)
+
+    def products(absent: tuple[int, ...]) -> int:
+        graph = without_tangents(split.backward, split.taken, absent).graph
+        return sum(n.target is aten.mm.default for n in graph.nodes)
+
+    assert (products(()), products((1,)), products((0, 1))) == (4, 2, 0)
+
+
+# -- size ----------------------------------------------------------------------------------------------
+class Counted(list):
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.reads += 1
+        return super().__getitem__(index)
+
+
+def deep_joint(layers: int) -> Joint:
+    """A residual network as a joint graph, written down and not traced: five forward nodes a layer."""
+    graph = fx.Graph()
+    fake = torch.empty(8, 8, device="meta")
+    big = torch.empty(8, 32, device="meta")
+
+    def call(target: Any, *args: Any, val: torch.Tensor = fake) -> fx.Node:
+        node = graph.call_function(target, args)
+        node.meta["val"] = val
+        return node
+
+    def argument(name: str) -> fx.Node:
+        node = graph.placeholder(name)
+        node.meta["val"] = fake
+        return node
+
+    x, w, tangent = argument("x"), argument("w"), argument("tangent")
+    inner: list[tuple[fx.Node, ...]] = []
+    value = x
+    for _ in range(layers):
+        up = call(aten.mm.default, value, w, val=big)
+        act = call(aten.gelu.default, up, val=big)
+        scaled = call(aten.mul.Tensor, act, 2.0, val=big)
+        down = call(aten.mm.default, scaled, w)
+        inner.append((up, scaled, value))
+        value = call(aten.add.Tensor, value, down)
+    flowing = tangent
+    for up, scaled, before in reversed(inner):
+        back = call(aten.mm.default, flowing, w, val=big)
+        bent = call(aten.gelu_backward.default, back, up, val=big)
+        weight = call(aten.mm.default, scaled, flowing)
+        flowing = call(aten.add.Tensor, flowing, call(aten.mm.default, bent, w))
+        flowing = call(aten.add.Tensor, flowing, call(aten.mul.Tensor, weight, before))
+    graph.output([value, flowing])
+    signature = Signature((Input(True), Input()), (), 1, (0,))
+    return Joint(fx.GraphModule(torch.nn.Module(), graph), signature, 2, 1, (0,))
+
+
+def test_work_grows_with_the_graph_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = maxflow.FlowNetwork.__init__
+
+    def counting(self: Any) -> None:
+        made(self)
+        self.room, self.head = Counted(), Counted()
+
+    monkeypatch.setattr(maxflow.FlowNetwork, "__init__", counting)
+    reads = []
+    for layers in (125, 250, 500, 1000):
+        joint = deep_joint(layers)
+        assert len(joint.graph.graph.nodes) >= 10 * layers
+        Counted.reads = 0
+        split_by_minimum_cut(joint)
+        reads.append(Counted.reads)
+    assert reads[-1] <= 10 * reads[0], f"eight times the nodes, {reads[-1] / reads[0]:.1f} times the work: {reads}"
