@@ -14,8 +14,8 @@ from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.interpret import interpret
 from litz.loop.ir import Program
-from litz.loop.scalar import BOOL, SCALARS, Scalar
 from litz.loop.parse import parse_program
+from litz.loop.scalar import BOOL, SCALARS, Scalar
 from litz.loop.verify import verify
 from tests.strategies import arguments, programs
 

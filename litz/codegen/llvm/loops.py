@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from litz.codegen.llvm import math
 from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, identity
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr, expr
@@ -439,7 +439,7 @@ class _Renderer:
             if place is None:
                 w.emit(f"store {t} {combine(w, op.kind, Operand(old, dtype, lanes), value).text}, ptr {slot}")
                 continue
-            better = _better(w, op.kind, value, Operand(old, dtype, lanes))
+            better = better_than(w, op.kind, value, Operand(old, dtype, lanes))
             if masked:
                 better = w.let(f"and <{lanes} x i1> {better}, {frame.mask}")
             flat = expr(0)
@@ -466,86 +466,9 @@ class _Renderer:
             ]
             if not self.over_reduced or lanes == 1:
                 return places
-            return [_first_best(w, op.kind, found[0], places[0])]
+            return [first_best(w, op.kind, found[0], places[0])]
         if not self.over_reduced or lanes == 1:
             return found
         while len(found) > 1:
             found = [combine(w, op.kind, a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
         return [across_lanes(w, op.kind, found[0])]
-
-
-def identity(kind: str, dtype: str) -> float | int | bool:
-    number = DTYPES[dtype]
-    if kind in ("sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax")
-    if number.kind == "float":
-        return float("-inf") if lowest else float("inf")
-    if number.kind == "bool":
-        return not lowest
-    if number.kind == "uint":
-        return 0 if lowest else (1 << number.bits) - 1
-    return -(1 << (number.bits - 1)) if lowest else (1 << (number.bits - 1)) - 1
-
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
-
-
-def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
-    row = SCALARS[_COMBINE[kind]]
-    spelling = row.llvm[DTYPES[a.dtype].kind]
-    if spelling.startswith("@"):
-        return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)
-    return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
-
-
-def across_lanes(w: Writer, kind: str, value: Operand) -> Operand:
-    """Halve the vector until one lane is left: as accurate as a pairwise sum."""
-    while value.lanes > 1:
-        half = value.lanes // 2
-        parts = []
-        for first in (0, half):
-            order = ", ".join(f"i32 {first + k}" for k in range(half))
-            if half == 1:
-                parts.append(Operand(w.let(f"extractelement {value.type} {value.text}, i32 {first}"), value.dtype, 1))
-            else:
-                text = w.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{half} x i32> <{order}>")
-                parts.append(Operand(text, value.dtype, half))
-        value = combine(w, kind, *parts)
-    return value
-
-
-def _better(w: Writer, kind: str, new: Operand, old: Operand) -> str:
-    """Whether `new` replaces `old`: strictly greater (or less), or the first NaN."""
-    kind_of = DTYPES[new.dtype].kind
-    more = kind == "argmax"
-    if kind_of != "float":
-        sign = "s" if kind_of == "int" else "u"
-        return w.let(f"icmp {sign}{'gt' if more else 'lt'} {new.type} {new.text}, {old.text}")
-    bools = llvm_type("b1", new.lanes)
-    greater = w.let(f"fcmp {'ogt' if more else 'olt'} {new.type} {new.text}, {old.text}")
-    new_nan = w.let(f"fcmp uno {new.type} {new.text}, {new.text}")
-    old_ok = w.let(f"fcmp ord {new.type} {old.text}, {old.text}")
-    return w.let(f"or {bools} {greater}, {w.let(f'and {bools} {new_nan}, {old_ok}')}")
-
-
-def _first_best(w: Writer, kind: str, values: Operand, places: Operand) -> Operand:
-    """The position of the best lane; of equal ones, the smallest position."""
-    best = Operand(w.let(f"extractelement {values.type} {values.text}, i32 0"), values.dtype, 1)
-    place = w.let(f"extractelement {places.type} {places.text}, i32 0")
-    scalar = llvm_type(values.dtype)
-    for lane in range(1, values.lanes):
-        value = Operand(w.let(f"extractelement {values.type} {values.text}, i32 {lane}"), values.dtype, 1)
-        here = w.let(f"extractelement {places.type} {places.text}, i32 {lane}")
-        better = _better(w, kind, value, best)
-        worse = _better(w, kind, best, value)
-        tie = w.let(f"and i1 {w.let(f'xor i1 {worse}, true')}, {w.let(f'icmp slt i64 {here}, {place}')}")
-        take = w.let(f"or i1 {better}, {tie}")
-        best = Operand(w.let(f"select i1 {take}, {scalar} {value.text}, {scalar} {best.text}"), values.dtype, 1)
-        place = w.let(f"select i1 {take}, i64 {here}, i64 {place}")
-    return Operand(place, "i64", 1)
-
-
-__all__ = ["Rendered", "math", "render", "vector_axis", "work_of"]
