@@ -22,6 +22,7 @@ from litz.loop.scalar import SCALARS
 from litz.schedule.merge import inline, merge
 from litz.schedule.simplify import live_ops
 
+_FAR = 64  # steps: what is computed that much before its turn has to be kept all the while
 _CHEAP = 8  # operations an element: computing them again costs less than a round trip through memory
 
 
@@ -88,7 +89,7 @@ class _Graph:
             return False
         for other, buffer in self._candidates(last):
             assert isinstance(other.step, Kernel)
-            if not self._may_join(other, last):
+            if not self._may_join(other, last) or self._too_early(other, last):
                 continue
             merged = merge(other.step, last.step, buffer)
             if merged is None or not ctx.spend(f"fuse {other.step.name} + {last.step.name}"):
@@ -131,6 +132,12 @@ class _Graph:
             return False
         return not any(other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before)
 
+    def _too_early(self, first: Node, last: Node) -> bool:
+        """Whether joining would run `last` long before its turn, because something else waits for `first`: a
+        backward computes a residual stream again at its start, and each layer's share of it is read much later."""
+        waiting = (self.nodes[r].at for name in first.step.writes for r in self.readers.get(name, ()) if r != last.id)
+        return last.at - min(waiting, default=last.at) > _FAR
+
     def _replace(self, first: Node, last: Node, merged: Kernel) -> None:
         del self.nodes[last.id]
         first.step, first.at = merged, last.at
@@ -155,23 +162,32 @@ class _Graph:
         self.last = first.id
 
     def in_order(self) -> list[Step]:
-        """Topological order, steps as near as possible to where the user wrote them."""
+        """Topological order, steps as near as possible to where the user wrote them.
+
+        A kernel that has grown stands where its last part stood, unless something waits for it: then it stands
+        just before that, and what nobody waits for yet does not run ahead of it.
+        """
         after: dict[int, list[int]] = {i: [] for i in self.nodes}
-        waiting = {}
         for node in self.nodes.values():
-            waiting[node.id] = len(node.before)
             for other in node.before:
                 after[other].append(node.id)
-        ready = [(self.nodes[i].at, i) for i, count in waiting.items() if count == 0]
+        turn = {i: node.at for i, node in self.nodes.items()}
+        for i in reversed(self._sorted(after, turn)):
+            turn[i] = min([turn[i], *(turn[other] for other in after[i])])
+        return [self.nodes[i].step for i in self._sorted(after, turn)]
+
+    def _sorted(self, after: dict[int, list[int]], turn: dict[int, int]) -> list[int]:
+        waiting = {i: len(node.before) for i, node in self.nodes.items()}
+        ready = [(turn[i], i) for i, count in waiting.items() if count == 0]
         heapq.heapify(ready)
-        ordered: list[Step] = []
+        ordered: list[int] = []
         while ready:
             _, i = heapq.heappop(ready)
-            ordered.append(self.nodes[i].step)
+            ordered.append(i)
             for other in after[i]:
                 waiting[other] -= 1
                 if waiting[other] == 0:
-                    heapq.heappush(ready, (self.nodes[other].at, other))
+                    heapq.heappush(ready, (turn[other], other))
         assert len(ordered) == len(self.nodes), "fusion made a cycle"
         return ordered
 

@@ -7,16 +7,23 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def test_aminmax_takes_an_out_of_another_type_when_traced() -> None:
-    def run() -> None:
-        torch.aminmax(
-            torch.ones(5, 6), dim=0, out=(torch.empty(6, dtype=torch.double), torch.empty(6, dtype=torch.double))
-        )
+def _double(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.float64)
 
-    with pytest.raises(RuntimeError, match="dtype float"):
-        run()
+
+OUT = {
+    "aminmax": lambda: torch.aminmax(torch.ones(5, 6), dim=0, out=(_double(6), _double(6))),
+    "complex": lambda: torch.complex(_double(6), _double(6), out=torch.ones(6, dtype=torch.complex64)),
+    "multinomial": lambda: torch.multinomial(torch.ones(6), 2, out=_double(2)),
+}
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_an_out_of_another_type_is_accepted_when_traced(name: str) -> None:
+    with pytest.raises(RuntimeError):
+        OUT[name]()
     with FakeTensorMode():
-        run()
+        OUT[name]()
 
 
 def test_dynamo_raises_its_own_error_whatever_the_backend() -> None:
