@@ -29,6 +29,7 @@ class Apart(NamedTuple):
     bytes: int
     first: int
     last: int
+    over: str | None = None  # an input that dies at `first`, and whose memory this may be
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,16 @@ class Layout:
 _WORTH_A_PAUSE = 1 << 20
 
 
-def plan_for_training(program: Program) -> Layout:
+def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -> Layout:
     """The layout of a forward or a backward: large memory is taken when it is due and returned after its last use.
 
     An arena lives as long as its program runs, and would come on top of what is saved and of all gradients. So
     here only small temporaries share one; between stretches of the program the caller takes memory for large
-    temporaries and outputs that are about to be written, and returns what nobody needs any more.
+    temporaries and outputs that are about to be written, and returns what nobody needs any more. A temporary may
+    also take the place of a `donated` input that dies where it is written.
     """
-    layout = plan_memory(program, most=_WORTH_A_PAUSE)
+    large = frozenset(name for name in donated if _bytes(program, name, None) >= _WORTH_A_PAUSE)
+    layout = plan_memory(program, most=_WORTH_A_PAUSE, donated=large)
     pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
         if buffer.dtype not in DTYPES or _bytes(program, name, None) < _WORTH_A_PAUSE:
@@ -65,7 +68,12 @@ def plan_for_training(program: Program) -> Layout:
     return replace(layout, pauses=frozenset(pauses))
 
 
-def plan_memory(program: Program, sizes: Mapping[str, int] | None = None, most: int | None = None) -> Layout:
+def plan_memory(
+    program: Program,
+    sizes: Mapping[str, int] | None = None,
+    most: int | None = None,
+    donated: frozenset[str] = frozenset(),
+) -> Layout:
     """`sizes`: what sizes known only at run time are; without them, the likely ones. Temporaries of `most` bytes
     or more stay out of the arena."""
     born: dict[str, int] = {}
@@ -86,17 +94,18 @@ def plan_memory(program: Program, sizes: Mapping[str, int] | None = None, most: 
         for name in born
         if program.buffers[name].kind == "temp" and name not in owned and program.buffers[name].dtype in DTYPES
     ]
-    taken_over = _in_place(program, dies, set(temps))
+    taken_over = _in_place(program, dies, set(temps), donated)
     placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
     offsets: dict[str, int] = {}
     groups = _groups(temps, taken_over)
+    heads = {members[0]: taken_over[members[0]] for members in groups if taken_over.get(members[0]) in donated}
     spans = []
     apart: list[Apart] = []
     for members in groups:
         size = max(_bytes(program, m, sizes) for m in members)
         span = (size, min(born[m] for m in members), max(dies[m] for m in members), members)
         if most is not None and size >= most:
-            apart.append(Apart(tuple(members), *span[:3]))
+            apart.append(Apart(tuple(members), *span[:3], heads.get(members[0])))
         else:
             spans.append(span)
     for size, start, end, members in sorted(spans, key=lambda s: (-s[0], s[1])):
@@ -133,8 +142,9 @@ def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _in_place(program: Program, dies: dict[str, int], temps: set[str]) -> dict[str, str]:
+def _in_place(program: Program, dies: dict[str, int], temps: set[str], donated: frozenset[str]) -> dict[str, str]:
     """Result -> the dying argument whose memory it takes over."""
+    free = temps | donated
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
         if not isinstance(step, Kernel):

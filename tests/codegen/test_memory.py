@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from litz.loop.dtype import DTYPES, to_torch
+from litz.loop.parse import parse_program
 from tests.codegen.compiled import agrees, compiled
 from tests.codegen.native import over_each, run
 
@@ -183,3 +184,50 @@ def test_functions_of_other_floats(dtype: torch.dtype) -> None:
         x = torch.randn(3, size).to(dtype)
         agrees(lambda x: (F.gelu(x), x.softmax(-1), x.exp(), x.sigmoid()), x, rtol=loose, atol=loose)
         agrees(lambda x: (x.sum(0), x * 2 + 1), x, rtol=loose, atol=loose)
+
+
+def test_an_argument_is_read_before_a_result_takes_its_place():
+    """Fused, the first result is stored before the dying argument is loaded for the second."""
+
+    def function(a, b, c):
+        gate = torch.sigmoid(a) * b
+        fresh = (c @ c.t()) + 1
+        return (gate @ gate.t()) + (fresh * gate).sum(), fresh * b, fresh * a
+
+    a, b, c = (torch.randn(24, 24) for _ in range(3))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="litz", options={"verify": True})
+    with torch.no_grad():
+        for mine, eager in zip(compiled(a, b, c), function(a, b, c), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_stores_follow_the_loads_they_may_overwrite():
+    program = parse_program(
+        """program(x: f32[64], w: f32[64]) -> (y: f32[64], z: f32[64])
+buffer t: f32[64] temp
+buffer u: f32[64] temp
+buffer y: f32[64] output
+buffer z: f32[64] output
+kernel first
+  for i0 < 64 parallel:
+    v0: f32 = load x[i0]
+    v1: f32 = exp v0
+    store t[i0] = v1
+kernel both
+  for i0 < 64 parallel:
+    v0: f32 = load w[i0]
+    store u[i0] = v0
+    v1: f32 = load t[i0]
+    v2: f32 = mul v0, v1
+    store y[i0] = v2
+kernel last
+  for i0 < 64 parallel:
+    v0: f32 = load u[i0]
+    store z[i0] = v0
+"""
+    )
+    x, w = torch.randn(64), torch.randn(64)
+    y, z = run(program, [x, w])
+    torch.testing.assert_close(y, x.exp() * w)
+    torch.testing.assert_close(z, w)

@@ -143,6 +143,9 @@ class _Renderer:
                 self.pass_sinks.setdefault(stage, []).append(op)
             elif not self._varies_in_row(op.name):
                 self.row_ops.setdefault(stage, []).append(op)
+        for ops in self.row_ops.values():
+            # Stores come last: memory may be planned so that one overwrites what the row has loaded.
+            ops.sort(key=lambda op: isinstance(op, Store))
         self.passes = max(self.pass_sinks, default=-1) + 1
         self.pass_ops = {p: self._needed(sinks) for p, sinks in self.pass_sinks.items()}
         self._choose_kept()
