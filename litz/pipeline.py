@@ -53,20 +53,30 @@ def compile_function(
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
 
-    def backward(absent: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    # What the forward made for the backward alone, as inputs of the backward.
+    own = [joint.forward_outputs + i in forward.private_outputs() for i in range(split.saved)]
+    donated = tuple(split.first_saved + i for i, private in enumerate(own) if private)
+
+    def backward(absent: tuple[int, ...]) -> Callable[[list[Any], bool], Sequence[Any]]:
         graph = without_tangents(split.backward, split.taken, absent)
-        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, training=True).consume
+        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, True, donated).consume
 
     return wrap(Differentiable(joint, split, forward, backward), joint.signature, function)
 
 
-def compile_graph(graph: fx.GraphModule, ctx: Context, training: bool = False) -> Executable:
-    """A functional ATen graph as native code."""
+def compile_graph(
+    graph: fx.GraphModule, ctx: Context, training: bool = False, donated: Sequence[int] = ()
+) -> Executable:
+    """A functional ATen graph as native code. `donated`: inputs whose memory it may use again."""
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("merge_axes", ctx, merge_axes, program)
-    layout = run("plan_memory", ctx, plan_for_training if training else plan_memory, program)
+    if training:
+        names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)
+        layout = run("plan_memory", ctx, plan_for_training, program, names)
+    else:
+        layout = run("plan_memory", ctx, plan_memory, program)
     rendering = run("render", ctx, render, program, layout, ctx)
     executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
     ctx.built.append(

@@ -18,7 +18,8 @@ from litz.graph.partition.mincut import Split
 from litz.graph.signature import Joint
 
 Core = Callable[..., Sequence[Any]]
-Backward = Callable[[list[Any]], Sequence[Any]]  # may drop the arguments from the list it is given as it goes
+# Drops the arguments from the list it is given as it goes; the flag says that it may also write over saved ones.
+Backward = Callable[[list[Any], bool], Sequence[Any]]
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
 _NOTHING = torch.empty(0)  # stands in their place; the backward does not read it
 
@@ -59,10 +60,10 @@ class Differentiable:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
-    def gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+    def gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any], overwrite: bool) -> tuple[Any, ...]:
         """One gradient for each of the `inputs`, from what was saved and the tangents of the own results.
 
-        `arguments`, what was saved, is this function's to use up.
+        `arguments`, what was saved, is this function's to use up; with `overwrite`, its memory as well.
         """
         mine = [given[i] for i in self.signature.differentiable]
         absent = tuple(i for i, t in enumerate(mine) if t is None)
@@ -75,7 +76,7 @@ class Differentiable:
             if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
                 found = _Once.apply(run, *arguments)
             else:
-                found = run(arguments)
+                found = run(arguments, overwrite)
         for position, gradient in zip(self.gradient_of, found, strict=True):
             gradients[position] = gradient
         return tuple(gradients)
@@ -94,6 +95,8 @@ def _function_of(step: Differentiable) -> Any:
                 *(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved
             )
             ctx.plain = plain
+            # Hooks on saved tensors may have put them where the user still has them.
+            ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             ctx.inputs = len(args)
             ctx.set_materialize_grads(False)
             fixed = [
@@ -106,7 +109,8 @@ def _function_of(step: Differentiable) -> Any:
         def backward(ctx: Any, *given: Any) -> Any:
             arguments = [*ctx.saved_tensors, *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
-            return step.gradients(ctx.inputs, arguments, given)
+            kept = torch._C._autograd._get_current_graph_task_keep_graph()
+            return step.gradients(ctx.inputs, arguments, given, not kept and not ctx.hooked)
 
     return Compiled
 
@@ -116,7 +120,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Backward, *arguments: Any) -> Any:
-        return tuple(backward([a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]))
+        return tuple(backward([a.detach() if isinstance(a, torch.Tensor) else a for a in arguments], False))
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -160,6 +161,18 @@ class Executable:
             returned[self._item_of(block.last)].append(block)
         return taken, returned
 
+    def private_outputs(self) -> frozenset[int]:
+        """Outputs that are all of a buffer made for them, which no other output shows."""
+        seen = Counter(v.buffer for v in self.program.outputs if isinstance(v, View))
+        return frozenset(
+            i
+            for i, v in enumerate(self.program.outputs)
+            if isinstance(v, View)
+            and seen[v.buffer] == 1
+            and self.program.buffers[v.buffer].kind == "output"
+            and v.buffer not in self.layout.owned
+        )
+
     def _item_of(self, step: int) -> int:
         return max(0, bisect_right(self.rendering.starts, step) - 1)
 
@@ -167,11 +180,14 @@ class Executable:
     def __call__(self, *args: Any) -> list[Any]:
         return self._call(args, None)
 
-    def consume(self, args: list[Any]) -> list[Any]:
-        """The call for a caller who has no other use for the arguments: each is dropped after its last use."""
-        return self._call((), args)
+    def consume(self, args: list[Any], overwrite: bool = False) -> list[Any]:
+        """The call for a caller who has no other use for the arguments: each is dropped after its last use.
 
-    def _call(self, args: tuple, own: list[Any] | None) -> list[Any]:
+        `overwrite`: nor has anyone else for those that were planned as donated.
+        """
+        return self._call((), args, overwrite)
+
+    def _call(self, args: tuple, own: list[Any] | None, overwrite: bool = False) -> list[Any]:
         key = self._sizes(args if own is None else own) if self.program.sizes else ()
         frames = self._frames.get(key)
         if frames is None:
@@ -185,7 +201,7 @@ class Executable:
         try:
             if self._simple:
                 return self._run_simple(frame, args if own is None else own)
-            return self._run(frame, args, own)
+            return self._run(frame, args, own, overwrite)
         finally:
             frame.tensors.clear()
             ARENA.give(block)
@@ -214,20 +230,20 @@ class Executable:
             self._raise(frame, args)
         return outputs
 
-    def _run(self, frame: Frame, args: tuple, own: list[Any] | None) -> list[Any]:
+    def _run(self, frame: Frame, args: tuple, own: list[Any] | None, overwrite: bool) -> list[Any]:
         slots, tensors = frame.slots, frame.tensors
         self._take_inputs(frame, args if own is None else own)
         memory: dict[Apart, torch.Tensor] = {}
         for item, due, taken, returned, given_up in zip(
             self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True
         ):
-            for block in taken:
-                memory[block] = tensor = torch.empty(block.bytes, dtype=torch.uint8)
-                for name in block.members:
-                    slots[self.slots[name]] = tensor.data_ptr()
             for name, sizes, strides, dtype in due:
                 tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
+            for block in taken:
+                memory[block] = tensor = self._memory_for(block, tensors, overwrite)
+                for name in block.members:
+                    slots[self.slots[name]] = tensor.data_ptr()
             if isinstance(item, tuple):
                 item[0](*frame.native)
                 if frame.error.value:
@@ -242,6 +258,14 @@ class Executable:
                 if own is not None and position is not None:
                     own[position] = None
         return [self._output(frame, output) for output in self.program.outputs]
+
+    @staticmethod
+    def _memory_for(block: Apart, tensors: dict[str, torch.Tensor], overwrite: bool) -> torch.Tensor:
+        if block.into is not None:
+            return tensors[block.into]
+        if overwrite and block.over is not None:
+            return tensors[block.over]
+        return torch.empty(block.bytes, dtype=torch.uint8)
 
     def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
         given = len(args)

@@ -22,7 +22,7 @@ from litz.loop.scalar import SCALARS
 from litz.schedule.merge import inline, merge
 from litz.schedule.simplify import live_ops
 
-_FAR = 64  # steps: what is computed that much before its turn has to be kept all the while
+_FAR = 16  # steps: memory that is kept for that long costs more than one more pass over it
 _CHEAP = 8  # operations an element: computing them again costs less than a round trip through memory
 
 
@@ -89,7 +89,7 @@ class _Graph:
             return False
         for other, buffer in self._candidates(last):
             assert isinstance(other.step, Kernel)
-            if not self._may_join(other, last) or self._too_early(other, last):
+            if not self._may_join(other, last) or self._too_far(other, last):
                 continue
             merged = merge(other.step, last.step, buffer)
             if merged is None or not ctx.spend(f"fuse {other.step.name} + {last.step.name}"):
@@ -132,11 +132,12 @@ class _Graph:
             return False
         return not any(other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before)
 
-    def _too_early(self, first: Node, last: Node) -> bool:
-        """Whether joining would run `last` long before its turn, because something else waits for `first`: a
-        backward computes a residual stream again at its start, and each layer's share of it is read much later."""
+    def _too_far(self, first: Node, last: Node) -> bool:
+        """Whether joining would run one of them long before or after its turn, and keep alive what it makes or what
+        it reads. A backward computes a residual stream again at its start, and each layer's share of it is read
+        much later; the gradient of a tied weight is complete only at the end."""
         waiting = (self.nodes[r].at for name in first.step.writes for r in self.readers.get(name, ()) if r != last.id)
-        return last.at - min(waiting, default=last.at) > _FAR
+        return last.at - min(waiting, default=first.at) > _FAR or last.at - first.at > _FAR
 
     def _replace(self, first: Node, last: Node, merged: Kernel) -> None:
         del self.nodes[last.id]

@@ -30,6 +30,7 @@ class Apart(NamedTuple):
     first: int
     last: int
     over: str | None = None  # an input that dies at `first`, and whose memory this may be
+    into: str | None = None  # the output that is its last member, and whose memory this is
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,14 @@ def plan_memory(
         for name in born
         if program.buffers[name].kind == "temp" and name not in owned and program.buffers[name].dtype in DTYPES
     ]
-    taken_over = _in_place(program, dies, set(temps), donated)
+    # With memory apart, an output may also be made in place: what is computed over lies in it from the start.
+    outputs = {
+        n for n in born if most is not None and _is_output(program, n, owned) and _bytes(program, n, sizes) >= most
+    }
+    taken_over = _in_place(program, dies, set(temps) | outputs, set(temps) | donated)
     placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
     offsets: dict[str, int] = {}
-    groups = _groups(temps, taken_over)
+    groups = _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over)
     heads = {members[0]: taken_over[members[0]] for members in groups if taken_over.get(members[0]) in donated}
     spans = []
     apart: list[Apart] = []
@@ -105,7 +110,8 @@ def plan_memory(
         size = max(_bytes(program, m, sizes) for m in members)
         span = (size, min(born[m] for m in members), max(dies[m] for m in members), members)
         if most is not None and size >= most:
-            apart.append(Apart(tuple(members), *span[:3], heads.get(members[0])))
+            into = members[-1] if members[-1] in outputs else None
+            apart.append(Apart(tuple(members), *span[:3], None if into else heads.get(members[0]), into))
         else:
             spans.append(span)
     for size, start, end, members in sorted(spans, key=lambda s: (-s[0], s[1])):
@@ -119,7 +125,12 @@ def plan_memory(
         for member in members:
             offsets[member] = offset
     total = max((o + n for _, _, o, n in placed), default=0)
-    return Layout(offsets, total, frozenset(owned), dies, born, tuple(apart))
+    first_use = born | {block.into: block.first for block in apart if block.into is not None}
+    return Layout(offsets, total, frozenset(owned), dies, first_use, tuple(apart))
+
+
+def _is_output(program: Program, name: str, owned: set[str]) -> bool:
+    return program.buffers[name].kind == "output" and name not in owned and program.buffers[name].dtype in DTYPES
 
 
 def value_of(e: Expr, sizes: Mapping[str, int]) -> int:
@@ -142,20 +153,19 @@ def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _in_place(program: Program, dies: dict[str, int], temps: set[str], donated: frozenset[str]) -> dict[str, str]:
-    """Result -> the dying argument whose memory it takes over."""
-    free = temps | donated
+def _in_place(program: Program, dies: dict[str, int], results: set[str], free: set[str]) -> dict[str, str]:
+    """Result, one of `results` -> the dying argument, one of `free`, whose memory it takes over."""
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
         if not isinstance(step, Kernel):
             continue
         claimed: set[str] = set()
         for result in step.writes:
-            if result not in temps:
+            if result not in results:
                 continue
             for argument in step.reads:
                 if (
-                    argument in temps
+                    argument in free
                     and argument not in claimed
                     and dies[argument] == at
                     and _same_places(program, step, argument, result)

@@ -32,6 +32,11 @@ class Split:
     saved: int  # tensors that follow the forward's own results, for the backward alone
     taken: int  # inputs of the backward before the tangents: all of these in this order, then plain numbers
 
+    @property
+    def first_saved(self) -> int:
+        """Where the tensors for the backward alone begin among its inputs."""
+        return len(self.saved_primals) + len(self.saved_results)
+
 
 # Cheap to compute again although not marked pointwise.
 _LIGHT = {
