@@ -13,7 +13,7 @@ from torch import fx
 
 from litz.loop.dtype import compute_type, from_torch
 from litz.loop.ir import Call, View
-from litz.ops.builder import Body, Builder, Point, Val, operand
+from litz.ops.builder import Body, Builder, Point, Val, computed, operand
 from litz.ops.library import call, called
 from litz.ops.registry import lowers
 
@@ -53,19 +53,18 @@ def native_dropout(b: Builder, node: fx.Node, x: View, p: float, train: bool | N
     if kept_fake.numel() == 0 or mask_fake.dtype != torch.bool:
         return NotImplemented
     mask = _bernoulli(b, mask_fake, 1 - p)
-    return b.pointwise(kept_fake, _masked(x, mask, 0.0 if p == 1 else 1 / (1 - p))), mask
+    return b.pointwise(kept_fake, _masked(x, mask, 0.0 if p == 1 else 1 / (1 - p), compute_type(x.dtype))), mask
 
 
 @lowers(aten.native_dropout_backward.default)
 def native_dropout_backward(b: Builder, node: fx.Node, grad: View, mask: View, scale: float) -> Any:
     if from_torch(node.meta["val"].dtype) is None:
         return NotImplemented
-    return b.pointwise(node.meta["val"], _masked(grad, mask, scale))
+    return b.pointwise(node.meta["val"], _masked(grad, mask, scale, computed(node.meta["val"])))
 
 
-def _masked(x: View, mask: View, scale: float) -> Any:
+def _masked(x: View, mask: View, scale: float, dtype: str) -> Any:
     """`x * mask * scale`, as eager computes it: a dropped NaN stays NaN."""
-    dtype = compute_type(x.dtype)
 
     def formula(body: Body, point: Point) -> Val:
         return operand(body, point, x, dtype) * operand(body, point, mask, dtype) * scale

@@ -22,11 +22,12 @@ from litz.ops.registry import lowers
 aten = torch.ops.aten
 
 
-def _ratio(size: int, out: int, scale: float | None) -> float:
-    """Source positions for each step of the result, rounded as eager rounds it."""
+def _ratio(size: int, out: int, scale: float | None, dtype: str = "f32") -> float:
+    """Source positions for each step of the result, in the type eager computes them in."""
+    kind = np.float64 if dtype == "f64" else np.float32
     if scale is not None and scale > 0:
-        return float(np.float32(1 / scale))
-    return float(np.float32(size) / np.float32(out))
+        return float(kind(1 / scale))
+    return float(kind(size) / kind(out))
 
 
 # -- nearest ----------------------------------------------------------------------------------
@@ -94,10 +95,9 @@ class _Mix:
     def __init__(self, body: Body, o: Expr, size: int, out: int, align_corners: bool, scale: float | None, dtype: str):
         step = body.cast(body.index(o), dtype)
         if align_corners:
-            ratio = np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0)
-            at = step * float(ratio)
+            at = step * (_ratio(size - 1, out - 1, None, dtype) if out > 1 else 0.0)
         else:
-            at = body.apply("max", (step + 0.5) * _ratio(size, out, scale) - 0.5, 0)
+            at = body.apply("max", (step + 0.5) * _ratio(size, out, scale, dtype) - 0.5, 0)
         first = body.apply("min", body.cast(at, "i64"), size - 1)
         second = body.apply("min", first + 1, size - 1)
         self.first, self.second = expr(Value(first.name)), expr(Value(second.name))

@@ -114,7 +114,10 @@ def as_strided_scatter(
 ) -> Any:  # fmt: skip
     """A copy, and a window on it that is written over."""
     fake = node.meta["val"]
-    if any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True)) or x.offset is not ZERO:
+    overlaps = any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True))
+    # The window counts in the storage of `x`, what lies before it and gaps included.
+    (given,) = (a.meta["val"] for a in node.args[:1] if isinstance(a, fx.Node))
+    if overlaps or x.offset is not ZERO or given.storage_offset() != 0 or given.stride() != fake.stride():
         return b.library(node, (x, source, sizes, strides, offset), {})
     out = b.pointwise(fake, lambda body, point: body.load(x, point))
     window = View(
