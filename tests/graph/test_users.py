@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 
@@ -118,47 +114,19 @@ def test_patterns_on_file_are_current() -> None:
     assert FILE.read_text() == current(), "run python -m litz.graph.serialize"
 
 
-def test_loading_all_rules_is_quick() -> None:
-    code = (
-        "import time, torch, litz.graph.rewrite, litz.graph.replacement\n"
-        "from litz.graph import pattern\n"
-        "start = time.process_time()\n"
-        "import litz.graph.rules\n"
-        "print(time.process_time() - start)"
-    )
-    seconds = min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(3)
-    )
-    assert seconds <= 0.020
-
-
-def test_long_attention_is_faster_by_hand_written_code() -> None:
-    """2,000 tokens, causal: at least twice as fast as the graph that was not matched."""
+def test_long_attention_takes_less_memory() -> None:
+    """2,000 tokens, causal, written by hand. How much faster it is: `python -m benchmarks.rewrite`."""
 
     def attend(q, k, v):
         visible = torch.arange(2000).unsqueeze(0) <= torch.arange(2000).unsqueeze(1)
         return torch.softmax((q @ k.mT / 8).masked_fill(~visible, float("-inf")), -1) @ v
 
     q, k, v = (torch.randn(1, 4, 2000, 64) for _ in range(3))
-
-    def best(function) -> float:
-        function()
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
+    arena = {}
     with torch.no_grad():
-        torch._dynamo.reset()
-        matched = litz.compile(attend)
-        torch.testing.assert_close(matched(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
-        arena = litz.last_report().arena_bytes
-        fast = best(lambda: matched(q, k, v))
-        torch._dynamo.reset()
-        unmatched = litz.compile(attend, fuel=0)
-        slow = best(lambda: unmatched(q, k, v))
-    assert litz.last_report().arena_bytes > arena
-    assert slow >= 2 * fast, f"{slow * 1e3:.1f} ms unmatched, {fast * 1e3:.1f} ms matched"
+        for fuel in (0, None):
+            torch._dynamo.reset()
+            compiled = litz.compile(attend) if fuel is None else litz.compile(attend, fuel=fuel)
+            torch.testing.assert_close(compiled(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
+            arena[fuel] = litz.last_report().arena_bytes
+    assert arena[None] < arena[0] / 10

@@ -78,6 +78,11 @@ class Case:
             self.operator, self.dtype, self.label, self.call, [_widened(leaf) for leaf in self.leaves], self.spec
         )
 
+    def in_single(self) -> Case:
+        """A float64 case in float32: how much eager's way of computing it loses."""
+        leaves = [_narrowed(leaf) for leaf in self.leaves]
+        return Case(self.operator, self.dtype, self.label, self.call, leaves, self.spec)
+
     def is_plain(self) -> bool:
         """Whether Litz takes such inputs at all: the front door leaves all others to eager."""
         return all(
@@ -107,6 +112,12 @@ def _widened(leaf: Any) -> Any:
             wide = torch.empty_strided(leaf.shape, leaf.stride(), dtype=wide.dtype).copy_(wide)
         return wide
     return leaf
+
+
+def _narrowed(leaf: Any) -> Any:
+    if isinstance(leaf, torch.dtype):
+        return torch.float32 if leaf is torch.float64 else leaf
+    return leaf.detach().float() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float64 else leaf
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
