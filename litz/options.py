@@ -38,9 +38,7 @@ class Options:
     freeze: bool = _option(
         False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
     )
-    mode: str = _option(
-        "default", changes_code=True, doc="what to favour: " + ", ".join(MODES)
-    )
+    mode: str = _option("default", changes_code=True, doc="what to favour: " + ", ".join(MODES))
     fuel: int | None = _option(
         None, changes_code=True, doc="how many optimisations may be applied before all others are skipped; None: all"
     )

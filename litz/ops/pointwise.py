@@ -92,6 +92,7 @@ for _name, _targets in _BINARY.items():
 
     lowers(*_targets)(_binary)
 
+
 # -- division with a remainder ----------------------------------------------------------------
 def divisor(body: Body, v: Val) -> Val:
     """`v` as the divisor of whole numbers: a zero among them is an error, as in eager."""

@@ -46,7 +46,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "softmax_residual": (softmax_residual, (torch.zeros(3, 4, 40), torch.zeros(3, 4, 40))),
     "linear_gelu": (linear_gelu, (torch.zeros(30, 33), torch.zeros(40, 33), torch.zeros(40))),
     "embedding_norm": (
-        embedding_norm, (torch.zeros(5, dtype=torch.int64), torch.zeros(9, 24), torch.zeros(24), torch.zeros(24))
+        embedding_norm,
+        (torch.zeros(5, dtype=torch.int64), torch.zeros(9, 24), torch.zeros(24), torch.zeros(24)),
     ),
 }
 
