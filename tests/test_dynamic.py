@@ -105,3 +105,14 @@ def test_training_with_lengths_that_vary():
             run(x).backward()
             gradients.append(layer.weight.grad.clone())
         torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_a_float_that_changes():
+    """It compiles twice: for the first value, and for all."""
+    torch._dynamo.reset()
+    compiled, graphs = compiled_with_count(lambda x, factor: (x.sin() * factor + 1).relu())
+    with torch.no_grad():
+        for number in range(5):
+            x, factor = torch.randn(4, 8), 0.1 + number
+            torch.testing.assert_close(compiled(x, factor), (x.sin() * factor + 1).relu())
+    assert len(graphs) == 2 and not litz.last_report().notes

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.capture.record import checkpointed
+from litz.capture.higher_order import write_out
+from litz.capture.numbers import floats_as_tensors
+from litz.capture.segments import cut, must_be_cut
 from litz.context import Context, set_last_report
 from litz.errors import CaptureError, LitzError
 from litz.loop.expr import NotConstant
@@ -32,9 +34,19 @@ def litz(
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
-    _plain_checkpoints(graph_module)
+    return compile_captured(graph_module, example_inputs, chosen)
+
+
+def compile_captured(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """One graph of Dynamo's, whole or in pieces."""
+    write_out(graph_module)
+    floats_as_tensors(graph_module)
+    if must_be_cut(graph_module):
+        return cut(graph_module, lambda piece, inputs: compile_captured(piece, inputs, options))
     lifted, state = _lift_state(graph_module)
-    compiled = _compile(lifted, [*example_inputs, *state], chosen)
+    compiled = _compile(lifted, [*example_inputs, *state], options)
     return compiled if not state else lambda *args: compiled(*args, *state)
 
 
@@ -106,15 +118,6 @@ class PerSize:
             found = compile_or_leave(self.graph_module.forward, args, None, self.options)
             self.compiled[key] = found
         return found(*args)
-
-
-def _plain_checkpoints(graph_module: fx.GraphModule) -> None:
-    """Dynamo's operator for a checkpoint runs its region twice and leaves it to the compiler to draw the same
-    random numbers both times; a plain call draws once, whoever runs it."""
-    for node in graph_module.graph.nodes:
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
-            node.target, node.kwargs = checkpointed, {}
-            graph_module.recompile()
 
 
 def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:

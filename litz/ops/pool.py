@@ -145,7 +145,7 @@ def _avg_pool(
     padding: Sequence[int], count_include_pad: bool, divisor: int | None,
 ) -> Any:  # fmt: skip
     dtype = compute_type(x.dtype)
-    if not is_float(dtype):
+    if not is_float(dtype) or divisor == 0:  # which eager refuses
         return NotImplemented
     kernel = spread(kernel, spatial)
     stride, padding = spread(stride, spatial, kernel), spread(padding, spatial)

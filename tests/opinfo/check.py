@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,8 +22,8 @@ from litz.options import Options
 from litz.pipeline import compile_function
 from litz.target import detect
 from tests.opinfo import judge
-from tests.opinfo.known import DISAGREE, UNINITIALISED
-from tests.opinfo.samples import DTYPES, Case, copied
+from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, UNINITIALISED
+from tests.opinfo.samples import DTYPES, Case, copied, needing_grad, with_gradients
 
 SEED = 1234
 
@@ -103,7 +104,12 @@ def _check(case: Case) -> Result:
     # What was written to the inputs is a result as well.
     found, eager = [*found, *inputs], [*eager, *eager_inputs]
     referee = None if random or case.operator in UNINITIALISED else _referee(case)
-    spread = (lambda: _last_places(eager)) if random else (lambda: _spread(case, referee))
+    if case.operator.startswith(OF_ORDER_ONE):
+        spread = lambda: [_constant(r, torch.finfo(r.dtype).eps) for r in eager]  # noqa: E731
+    elif random:
+        spread = lambda: _last_places(eager)  # noqa: E731
+    else:
+        spread = lambda: _spread(case, referee)  # noqa: E731
     message, result.conditioned = judge.compare(found, eager, referee, spread)
     if message is not None:
         result.status, result.message = "wrong", message
@@ -114,12 +120,17 @@ def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Result] | Result:
     ctx = Context(Options(verify=True, snapshots=True), _target())
     strides = [r.stride() if isinstance(r, torch.Tensor) else None for r in eager]
     try:
-        executable = compile_function(case.function, case.tensors, strides, ctx)
+        if case.backward:
+            with torch.enable_grad():
+                forward = compile_function(case.forward, needing_grad(case.tensors), strides, ctx, True)
+            executable = lambda *tensors: with_gradients(forward, tensors)  # noqa: E731
+        else:
+            executable = compile_function(case.function, case.tensors, strides, ctx)
     except CaptureError as error:
         return Result("eager", f"not traced: {error.message}")
     except Exception as error:
         return Result("wrong", f"compiling raised {type(error).__name__}: {error}")
-    (built,) = ctx.built
+    built = ctx.built[0]
     operators = [o for o in _OPERATOR.findall(ctx.report().snapshot("trace")) if not _is_view(o)]
     elapsed = 1e3 * sum(ctx.timings.values())  # checks between stages are not counted
     return executable, Result(
@@ -189,20 +200,36 @@ def _referee(case: Case) -> list[Any] | None:
     if not judge.is_narrow(DTYPES[case.dtype]):
         return None
     try:
-        results, inputs, _ = _eager(case.in_double())
+        with _default_dtype(torch.float64 if not case.positions else torch.get_default_dtype()):
+            results, inputs, _ = _eager(case.in_double())
     except Exception:
         return None
     return [*results, *inputs]
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What a case without tensors takes for its type when none is named."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _last_places(results: Sequence[Any]) -> list[Any]:
     """For random operators, which draw other numbers in float64: one unit in the last place of the largest element."""
     return [
-        torch.full_like(r, float(r.abs().nan_to_num(0, 0, 0).max()) * torch.finfo(r.dtype).eps, dtype=torch.float64)
+        _constant(r, float(r.abs().nan_to_num(0, 0, 0).max()) * torch.finfo(r.dtype).eps)
         if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()
         else None
         for r in results
     ]
+
+
+def _constant(like: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.full_like(like, value, dtype=torch.float64)
 
 
 def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:

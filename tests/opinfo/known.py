@@ -10,6 +10,10 @@ UNINITIALISED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 }  # fmt: skip
 
+# Sums of cosines with coefficients of order 1, which cancel at the window's ends: rounding there is of that order,
+# and there are no inputs whose last places would show it.
+OF_ORDER_ONE = "signal.windows."
+
 # The CUDA just-in-time kernels.
 NOT_ON_CPU = {
     "jiterator_2inputs_2outputs", "jiterator_4inputs_with_extra_args", "jiterator_binary",

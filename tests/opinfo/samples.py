@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Case:
     call: Callable[..., Any]
     leaves: list[Any]
     spec: Any
+    backward: bool = False  # the function gives the gradients as well
     positions: list[int] = field(init=False)  # of the tensors among the leaves
 
     def __post_init__(self) -> None:
@@ -66,6 +67,9 @@ class Case:
         return [copied(self.leaves[i]) for i in self.positions]
 
     def function(self, *tensors: torch.Tensor) -> list[Any]:
+        return with_gradients(self.forward, tensors) if self.backward else self.forward(*tensors)
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
         leaves = list(self.leaves)
         for position, tensor in zip(self.positions, tensors, strict=True):
             leaves[position] = tensor
@@ -74,14 +78,11 @@ class Case:
 
     def in_double(self) -> Case:
         """The same case in float64 (complex128): what the referee computes."""
-        return Case(
-            self.operator, self.dtype, self.label, self.call, [_widened(leaf) for leaf in self.leaves], self.spec
-        )
+        return replace(self, leaves=[_widened(leaf) for leaf in self.leaves])
 
     def in_single(self) -> Case:
         """A float64 case in float32: how much eager's way of computing it loses."""
-        leaves = [_narrowed(leaf) for leaf in self.leaves]
-        return Case(self.operator, self.dtype, self.label, self.call, leaves, self.spec)
+        return replace(self, leaves=[_narrowed(leaf) for leaf in self.leaves])
 
     def is_plain(self) -> bool:
         """Whether Litz takes such inputs at all: the front door leaves all others to eager."""
@@ -90,6 +91,35 @@ class Case:
             and t.device.type == "cpu" and not t.is_conj() and not t.is_neg()
             for t in (self.leaves[i] for i in self.positions)
         )  # fmt: skip
+
+
+def with_gradients(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The results, and the gradients of all floating tensors for fixed tangents; None where there is none."""
+    with torch.enable_grad():
+        leaves = needing_grad(tensors)
+        results = function(*leaves)
+        used = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        wanted = [t for t in leaves if t.requires_grad]
+        gradients: Sequence[Any] = [None] * len(wanted)
+        if used and wanted:
+            gradients = torch.autograd.grad(used, wanted, [_tangent(r) for r in used], allow_unused=True)
+    # How a gradient lies in memory is nobody's promise.
+    laid_out = [g if g is None else g.contiguous() for g in gradients]
+    return [*(r.detach() if isinstance(r, torch.Tensor) else r for r in results), *laid_out]
+
+
+def needing_grad(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.detach().requires_grad_(_is_floating(t)) for t in tensors]
+
+
+def _is_floating(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _tangent(result: torch.Tensor) -> torch.Tensor:
+    """Numbers around 1, exact in every type, none like its neighbours."""
+    count = torch.arange(result.numel(), device=result.device)
+    return (1 + (count * 7 % 16 - 8) / 16).to(result.dtype).reshape(result.shape)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,6 +164,19 @@ def cases(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
         twin = sample.noncontiguous() if _is_strided(sample) else sample
         if _differs(sample, twin):
             yield _case(entry, dtype, f"{number}n", twin)
+
+
+def differentiable(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
+    """The samples that eager can differentiate, with their gradients."""
+    torch.manual_seed(0)
+    for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=True)):
+        if first is not None and number >= first:
+            return
+        yield replace(_case(entry, dtype, str(number), sample), backward=True)
+
+
+def has_gradients(entry: Any, dtype: str) -> bool:
+    return entry.supports_autograd and DTYPES[dtype] in entry.supported_backward_dtypes("cpu")
 
 
 def refused(entry: Any) -> Iterator[Case]:

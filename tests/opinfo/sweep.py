@@ -23,10 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.opinfo.samples import DTYPES, database, dtypes_of, name_of
+from tests.opinfo.samples import DTYPES, database, dtypes_of, has_gradients, name_of
 
 TIMEOUT = 60  # seconds without a word from the worker
-Job = tuple[str, str]  # operator, dtype; "errors" stands for the samples to be refused
+GRADIENTS = "grad-"
+KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16")
+# Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients.
+Job = tuple[str, str]
 
 
 def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int]) -> list[Job]:
@@ -35,6 +38,9 @@ def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int]) -> lis
     for dtype in dtypes:
         if dtype == "errors":
             found += [(name_of(e), dtype) for e in entries if e.error_inputs_func is not None]
+        elif dtype.startswith(GRADIENTS):
+            plain = dtype.removeprefix(GRADIENTS)
+            found += [(name_of(e), dtype) for e in entries if plain in dtypes_of(e) and has_gradients(e, plain)]
         else:
             found += [(name_of(e), dtype) for e in entries if dtype in dtypes_of(e)]
     part, parts = shard
@@ -51,7 +57,7 @@ def work(todo: list[Job], after: str | None, first: int | None) -> None:
     import torch
 
     from tests.opinfo.check import check
-    from tests.opinfo.samples import cases, refused
+    from tests.opinfo.samples import cases, differentiable, refused
 
     torch.set_num_threads(2)
     entries = {name_of(e): e for e in database()}
@@ -59,7 +65,12 @@ def work(todo: list[Job], after: str | None, first: int | None) -> None:
         entry = entries[operator]
         _say({"job": [operator, dtype]})
         try:
-            every = refused(entry) if dtype == "errors" else cases(entry, dtype, first)
+            if dtype == "errors":
+                every = refused(entry)
+            elif dtype.startswith(GRADIENTS):
+                every = differentiable(entry, dtype.removeprefix(GRADIENTS), first)
+            else:
+                every = cases(entry, dtype, first)
             for case in every:
                 if after is not None:
                     after = None if case.label == after else after
@@ -154,7 +165,7 @@ def _messages(worker: Any) -> Iterator[dict[str, Any]]:
 # -- what came of it --------------------------------------------------------------------------
 def summary(rows: list[dict[str, Any]]) -> str:
     lines = []
-    for dtype in (*DTYPES, "errors"):
+    for dtype in KINDS:
         mine = [row for row in rows if row["dtype"] == dtype]
         if mine:
             lines.append(f"{dtype:>10}: {_counts(mine)}")
@@ -189,7 +200,7 @@ def treatment_of_each(rows: list[dict[str, Any]]) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="names, comma-separated; a trailing * is a prefix")
-    parser.add_argument("--dtype", default=",".join((*DTYPES, "errors")))
+    parser.add_argument("--dtype", default=",".join(KINDS))
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--first", type=int, help="only so many samples of each operator")
     parser.add_argument("--json", type=Path, default=Path("build/opinfo.json"))

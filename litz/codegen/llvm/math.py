@@ -260,7 +260,12 @@ def _trunc_div(m: Arithmetic, args: Sequence[str]) -> str:
 def _fmod(m: Arithmetic, args: Sequence[str]) -> str:
     if m.kind != "float":
         return _int_division(m, "rem", *args)
-    return sleef(m.w, "fmod", "-", [Operand(a, m.dtype, m.lanes) for a in args]).text
+    if m.dtype != "f32":
+        return sleef(m.w, "fmod", "-", [Operand(a, m.dtype, m.lanes) for a in args]).text
+    # In doubles, where it is exact as well: SLEEF's own for floats is not a number once the quotient overflows.
+    wide = llvm_type("f64", m.lanes)
+    doubles = [Operand(m.w.let(f"fpext {m.t} {a} to {wide}"), "f64", m.lanes) for a in args]
+    return m.w.let(f"fptrunc {wide} {sleef(m.w, 'fmod', '-', doubles).text} to {m.t}")
 
 
 def _remainder(m: Arithmetic, args: Sequence[str]) -> str:

@@ -65,7 +65,11 @@ def _fold(node: fx.Node, constants: Constants, editor: Editor) -> None:
         kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
         new = editor.call(aten.full.default, (list(value.shape), number), kwargs, node, node)
     else:
-        stored = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype)
-        stored.copy_(whole)
+        # A dimension of stride 0 says the same thing over and over: kept once, and expanded again.
+        once = [1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True)]
+        stored = torch.empty_strided(once, value.stride(), dtype=value.dtype)
+        stored.copy_(whole[tuple(slice(0, size) for size in once)])
         new = editor.constant(stored.to(value.device), node, node)
+        if once != list(value.shape):
+            new = editor.call(aten.expand.default, (new, list(value.shape)), {}, node, node)
     editor.replace(node, new, fresh=True)

@@ -1,0 +1,176 @@
+"""Graphs that cannot be one program, cut where the host must look at a value before it goes on.
+
+In: Dynamo's graph. Out: the same graph as a sequence of pieces. Each piece is compiled by itself when it is first
+called; between them stand the operators that decide something at run time: control flow (`cond`, `while_loop`,
+`scan`, `map`), whose bodies are compiled in turn, and operators whose results have sizes that depend on data; and
+the user's own operators that write to their arguments, of which nothing else is known.
+
+Dynamo captures the pieces again: their sizes are then sizes of inputs, with its guards and its dynamic shapes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
+
+
+def must_be_cut(graph_module: fx.GraphModule) -> bool:
+    return any(_stands_alone(node) for node in graph_module.graph.nodes)
+
+
+def cut(graph_module: fx.GraphModule, backend: Backend) -> Callable[..., Any]:
+    """The graph in pieces; `backend` compiles what Dynamo makes of each."""
+    root = torch.nn.Module()
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    pending: list[fx.Node] = []
+
+    def flush() -> None:
+        if pending:
+            _place(pending, graph_module, graph, root, copies, backend)
+            pending.clear()
+
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr":
+            continue  # copied where it is used
+        if node.op == "placeholder":
+            copies[node] = graph.node_copy(node)
+        elif node.op == "output" or _stands_alone(node):
+            flush()
+            _bring_attributes(node, graph_module, graph, root, copies, backend)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        else:
+            pending.append(node)
+    return fx.GraphModule(root, graph).forward
+
+
+def _stands_alone(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.target.name() in CONTROL_FLOW
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return node.target.namespace not in ("aten", "prims")
+    if node.op not in ("call_function", "call_method"):
+        return False
+    made = _unbacked(node)
+    return bool(made) and not made <= set().union(*(_unbacked(n) for n in node.all_input_nodes))
+
+
+def _unbacked(node: fx.Node) -> set[Any]:
+    """The sizes known only at run time in a node's value."""
+    value = node.meta.get("example_value")
+    leaves = [x for x in pytree.tree_leaves(value) if isinstance(x, (torch.Tensor, torch.SymInt, torch.SymFloat))]
+    return set().union(*(free_unbacked_symbols(x) for x in leaves))
+
+
+def _place(
+    nodes: list[fx.Node], graph_module: fx.GraphModule, outer: fx.Graph, root: torch.nn.Module,
+    copies: dict[fx.Node, fx.Node], backend: Backend,
+) -> None:  # fmt: skip
+    """One piece made of the nodes, and its call in the outer graph."""
+    own = set(nodes)
+    inner = fx.Graph()
+    inside: dict[fx.Node, fx.Node] = {}
+    inputs = [n for n in _used_by(nodes) if n not in own and n.op != "get_attr"]
+    for node in inputs:
+        inside[node] = inner.placeholder(node.name)
+    for node in nodes:
+        for used in node.all_input_nodes:
+            if used.op == "get_attr" and used not in inside:
+                inside[used] = inner.node_copy(used)
+        inside[node] = inner.node_copy(node, inside.__getitem__)
+    results = [n for n in nodes if any(user not in own for user in n.users)]
+    inner.output(tuple(inside[n] for n in results))
+    module = fx.GraphModule(graph_module, inner)
+    if any(_computes(n) for n in nodes):
+        module = _Piece(module, inputs, backend)
+    call = _call(module, root, outer, [copies[n] for n in inputs])
+    for position, node in enumerate(results):
+        copies[node] = outer.call_function(operator.getitem, (call, position))
+
+
+def _used_by(nodes: list[fx.Node]) -> list[fx.Node]:
+    return list(dict.fromkeys(used for node in nodes for used in node.all_input_nodes))
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op != "call_function" or not (
+        node.target in (operator.getitem, torch.sym_int, torch._check) or "sym_size" in str(node.target)
+    )
+
+
+def _call(module: Any, root: torch.nn.Module, outer: fx.Graph, arguments: list[fx.Node]) -> fx.Node:
+    name = f"piece_{len(list(root.children()))}"
+    root.add_module(name, module)
+    return outer.call_module(name, tuple(arguments))
+
+
+def _bring_attributes(
+    node: fx.Node, graph_module: fx.GraphModule, outer: fx.Graph, root: torch.nn.Module,
+    copies: dict[fx.Node, fx.Node], backend: Backend,
+) -> None:  # fmt: skip
+    """What the graph holds and the node uses: bodies of control flow are compiled, all else stays as it is."""
+    for used in node.all_input_nodes:
+        if used.op != "get_attr":
+            continue
+        value: Any = graph_module
+        for part in str(used.target).split("."):
+            value = getattr(value, part)
+        name = str(used.target).replace(".", "_")
+        if not hasattr(root, name):
+            setattr(root, name, _Body(value, backend) if isinstance(value, fx.GraphModule) else value)
+        copies[used] = outer.get_attr(name)
+
+
+def _compiled(module: fx.GraphModule, backend: Backend) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return module(*args)
+
+    # Dynamo keeps what it compiled by code object, and passes over the generated code of a graph made under it.
+    own = FunctionType(call.__code__.replace(), call.__globals__, "piece", None, call.__closure__)
+    return torch.compile(own, backend=backend)
+
+
+class _Piece(torch.nn.Module):
+    def __init__(self, module: fx.GraphModule, inputs: list[fx.Node], backend: Backend):
+        super().__init__()
+        self.compiled = _compiled(module, backend)
+        # Dimensions that depend on data: another size at every call, so never compiled for one.
+        self.varying = [
+            (position, dim)
+            for position, node in enumerate(inputs)
+            if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+            for dim, size in enumerate(value.shape)
+            if free_unbacked_symbols(size)
+        ]
+
+    def forward(self, *args: Any) -> Any:
+        for position, dim in self.varying:
+            torch._dynamo.maybe_mark_dynamic(args[position], dim)
+        return self.compiled(*args)
+
+
+class _Body(torch.nn.Module):
+    """The body of a control-flow operator: compiled, unless the operator traces it to differentiate it."""
+
+    def __init__(self, module: fx.GraphModule, backend: Backend):
+        super().__init__()
+        self.plain = module
+        self.compiled = _compiled(module, backend)
+
+    def forward(self, *args: Any) -> Any:
+        traced = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+        differentiated = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        return self.plain(*args) if traced or differentiated else self.compiled(*args)
+
+
+__all__ = ["cut", "must_be_cut"]
