@@ -92,8 +92,10 @@ def _values(
         exact, error = want, torch.zeros_like(error)
     allowed = 2 * error.max() + FLOOR * eps * exact.abs().clamp(min=tiny)
     if spread is not None:
-        # Without a referee the distance is from eager's result, which has an error of its own.
+        # Without a referee the distance is from eager's result, which has an error of its own; and one unit in the
+        # last place of the largest number in sight is what the order of a sum is worth.
         allowed = allowed + (2 if refereed else 3) * _real(spread).nan_to_num(math.inf)
+        allowed = allowed + (0.0 if refereed else eps * biggest)
     right = same | nearer | ((got - exact).abs() <= allowed)
     return None if bool(right.all()) else _worst(got, want, ~right, exact)
 
