@@ -1,0 +1,128 @@
+"""A program being drawn: names, shapes to choose from, and the statements so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from tests.fuzz.eager import Eager, Refused
+from tests.fuzz.program import FuzzProgram, Line
+
+T = TypeVar("T")
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+WHOLE = ("int64", "int32", "uint8")
+DTYPES = (*FLOATS, *WHOLE, "bool")
+# Exact in every floating type, so that comparing with one is no question of rounding.
+EXACT_SCALARS = (0.0, 0.5, -0.5, 1.0, -1.25, 2.0)
+SCALARS = (*EXACT_SCALARS, 0.1, -3.3)
+WHOLE_SCALARS = (0, 1, 2, -1, 3, 7)
+
+
+@dataclass
+class Build:
+    """`number(low, high)` is where all choices come from, both ends included."""
+
+    number: Callable[[int, int], int]
+    sizes: tuple[int, ...] = ()
+    state: Eager = field(default_factory=Eager)
+    inputs: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    made: int = 0
+
+    # -- choices ------------------------------------------------------------------------------
+    def one(self, of: Sequence[T]) -> T:
+        return of[self.number(0, len(of) - 1)]
+
+    def maybe(self, out_of: int = 2) -> bool:
+        return self.number(0, out_of - 1) == 0
+
+    def pick(self, wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> str:
+        """A value that is as wanted, more likely a late one."""
+        found = [name for name in self.state.names if wanted(self.state.tensor(name))]
+        if not found:
+            raise Refused("no such value")
+        late = found[-4:]
+        return self.one(late if self.maybe() else found)
+
+    def floating(self, wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> str:
+        return self.pick(lambda t: t.is_floating_point() and wanted(t))
+
+    def sure(self, wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> str:
+        """A value free of roundings."""
+        found = [n for n in self.state.names if not self.state.is_rough(n) and wanted(self.state.tensor(n))]
+        if not found:
+            raise Refused("no such value")
+        return self.one(found)
+
+    def like(self, name: str, wanted: Callable[[torch.Tensor], bool] = lambda t: True) -> str:
+        """A value that broadcasts with the named one, often another."""
+        shape = self[name].shape
+        return self.pick(lambda t: _broadcasts(shape, t.shape) and wanted(t))
+
+    def scalar(self, name: str) -> Any:
+        return self.one(SCALARS if self[name].is_floating_point() or self.maybe(3) else WHOLE_SCALARS)
+
+    def dim(self, name: str) -> int:
+        """A dimension, counted from either end."""
+        rank = self[name].dim()
+        if not rank:
+            return self.one((0, -1))
+        return self.number(-rank, rank - 1)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.state.tensor(name)
+
+    # -- statements ---------------------------------------------------------------------------
+    def name(self) -> str:
+        self.made += 1
+        return f"v{self.made - 1}"
+
+    def define(self, code: str, *uses: str, rounds: bool = False, **more: Any) -> str:
+        name = self.name()
+        self.add(Line(f"{name} = {code}", (name,), uses, rounds=rounds, **more))
+        return name
+
+    def write(self, target: str, code: str, *uses: str, rounds: bool = False, **more: Any) -> None:
+        """`code` follows the target: a method that writes to it, or an assignment to a part of it."""
+        uses = (target, *uses)
+        if "=" not in code.split("(")[0] and self.maybe(4):  # the result of a method is the target again
+            name = self.name()
+            self.add(Line(f"{name} = {target}{code}", (name,), uses, target, rounds=rounds, **more))
+        else:
+            self.add(Line(f"{target}{code}", (), uses, target, rounds=rounds, **more))
+
+    def add(self, line: Line) -> None:
+        self.state.run(line)
+        self.lines.append(line)
+
+    def add_input(self, code: str, *uses: str) -> None:
+        name = "abcdefgh"[len(self.inputs)]
+        line = Line(f"{name} = {code}", (name,), uses)
+        self.state.run(line)
+        self.inputs.append(line)
+
+    def finish(self) -> FuzzProgram:
+        """All that nothing was made of is returned, and some of the rest, inputs among it."""
+        used = {name for line in self.lines for name in line.uses}
+        outputs = [n for n in self.state.names if n.startswith("v") and n not in used][:6]
+        for _ in range(self.number(0 if outputs else 1, 3)):
+            outputs.append(self.one(self.state.names))
+        return FuzzProgram(tuple(self.inputs), tuple(self.lines), tuple(outputs))
+
+
+def _broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
+    return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype is not torch.bool
+
+
+def is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+__all__ = ["Build", "DTYPES", "EXACT_SCALARS", "FLOATS", "SCALARS", "WHOLE", "WHOLE_SCALARS", "is_float", "is_whole"]

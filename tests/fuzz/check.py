@@ -1,0 +1,219 @@
+"""One program, compiled by Litz and judged.
+
+In: its source. Out: None, or what is wrong. Dynamo is left out, as in the operator sweep, and the judge is the
+sweep's: the float64 run is the referee. What it asks of an ill-conditioned result is asked of a whole program: how
+far the exact results move when each input, and each result marked as rounded, moves by one unit in its last place.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from litz.context import Context
+from litz.errors import CaptureError
+from litz.options import Options
+from litz.pipeline import compile_function
+from litz.target import detect
+from tests.fuzz.numbers import numbers
+from tests.fuzz.program import ROUNDS
+from tests.opinfo import judge
+
+PATTERNS = 12
+_NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`status`: right, wrong, or `eager` where capture leaves the program to eager."""
+
+    status: str
+    message: str = ""
+    conditioned: bool = False
+
+
+@lru_cache(maxsize=1)
+def _target() -> Any:
+    return detect(None)
+
+
+def check(source: str) -> Verdict:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return _check(source)
+
+
+def _check(source: str) -> Verdict:
+    plain = _namespace(source, numbers)
+    program: Callable[..., list[torch.Tensor]] = plain["program"]
+    inputs = plain["inputs"]()
+    eager = program(*inputs)
+    compiling = plain["inputs"]()
+    try:
+        ctx = Context(Options(verify=True), _target())
+        executable = compile_function(program, compiling, [r.stride() for r in eager], ctx)
+    except CaptureError as error:
+        return Verdict("eager", f"not traced: {error.message}")
+    except Exception as error:
+        return Verdict("wrong", f"compiling raised {type(error).__name__}: {error}")
+    if any(map(_differ, compiling, plain["inputs"]())):
+        return Verdict("wrong", "compiling wrote to the inputs")
+    calls = []
+    for _ in range(2):
+        given = plain["inputs"]()
+        try:
+            found = list(executable(*given))
+        except Exception as error:
+            return Verdict("wrong", f"the call raised {type(error).__name__}: {error}")
+        calls.append([*found, *given])
+    everything = [*eager, *inputs]
+    message, conditioned = judge.compare(calls[0], everything, _referee(source), lambda: _spread(source))
+    if message is None and any(map(_differ, *calls)):
+        message = "the second call gives something else than the first"
+    if message is None and _sharing(calls[0]) != _sharing(everything):
+        message = f"results and inputs share memory as {_sharing(calls[0])}, with eager as {_sharing(everything)}"
+    return Verdict("right" if message is None else "wrong", message or "", conditioned)
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not torch.equal(a.nan_to_num(1234.5), b.nan_to_num(1234.5))
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each the first that lies in the same memory; those without elements lie nowhere."""
+    first: dict[int, int] = {}
+    return [
+        first.setdefault(t.untyped_storage().data_ptr(), place) if t.numel() else -1 for place, t in enumerate(tensors)
+    ]
+
+
+# -- the referee ------------------------------------------------------------------------------
+def _namespace(source: str, given: Callable[..., torch.Tensor]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(source, found)
+    found["numbers"] = given
+    return found
+
+
+def _wide(source: str, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> dict[str, Any]:
+    """The same program in float64."""
+
+    def widened(*args: Any) -> torch.Tensor:
+        narrow = numbers(*args)
+        if nudge is not None:
+            return nudge(narrow)
+        return narrow.to(torch.float64) if narrow.is_floating_point() else narrow
+
+    return _namespace(_NARROW.sub("torch.float64", source), widened)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _referee(source: str) -> list[torch.Tensor] | None:
+    wide = _wide(source)
+    with _default_dtype(torch.float64):
+        inputs = wide["inputs"]()
+        return [*wide["program"](*inputs), *inputs]
+
+
+def _spread(source: str) -> list[Any] | None:
+    """How far each exact result moves with the last places of inputs and roundings."""
+    steps = _steps(source)
+    narrow = _namespace(source, numbers)
+    types: list[torch.dtype] = []
+    _stepwise(narrow, steps, narrow["inputs"](), lambda t: types.append(t.dtype))
+    middle = _referee(source)
+    assert middle is not None
+    far = [torch.zeros(t.shape, dtype=torch.float64) for t in middle]
+    for pattern in range(PATTERNS):
+        waiting = iter(types)
+
+        def move(t: torch.Tensor, pattern: int = pattern, waiting: Iterator[torch.dtype] = waiting) -> None:
+            dtype = next(waiting)
+            if dtype.is_floating_point:
+                t.copy_(_nudged(t, dtype, pattern))
+
+        wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
+        try:
+            with _default_dtype(torch.float64):
+                moved = _stepwise(wide, _steps(_NARROW.sub("torch.float64", source)), wide["inputs"](), move)
+        except Exception:
+            return None
+        for place, (a, b) in enumerate(zip(middle, moved, strict=True)):
+            if a.is_floating_point():
+                far[place] = torch.maximum(far[place], torch.where(a == b, 0.0, (a - b).abs()))
+    return far
+
+
+def _nudged(tensor: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Tensor:
+    """In float64, each number one unit in the last place of the type up or down; equal ones go the same way."""
+    if not tensor.is_floating_point():
+        return tensor
+    wide = tensor.to(torch.float64)
+    signs = torch.where(torch.sin(wide.nan_to_num(0, 0, 0) * 12345.678 + 2.5 * pattern) > 0, 1.0, -1.0)
+    return torch.where(wide.isfinite(), wide * (1 + torch.finfo(dtype).eps * signs), wide)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A statement; the last one is the list of results."""
+
+    code: Any
+    rounded: tuple[str, ...]  # what the statement made or wrote, if it rounds
+
+
+def _steps(source: str) -> list[_Step]:
+    lines = source.splitlines()
+    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "program")
+    found = []
+    for statement in function.body[:-1]:
+        rounds = lines[statement.lineno - 1].endswith(ROUNDS)
+        code = compile(ast.Module([statement], []), "<step>", "exec")
+        found.append(_Step(code, _touched(statement) if rounds else ()))
+    last = function.body[-1]
+    assert isinstance(last, ast.Return) and last.value is not None
+    return [*found, _Step(compile(ast.Expression(last.value), "<results>", "eval"), ())]
+
+
+def _touched(statement: ast.stmt) -> tuple[str, ...]:
+    if isinstance(statement, ast.Expr):
+        assert isinstance(statement.value, ast.Call) and isinstance(statement.value.func, ast.Attribute)
+        place: ast.expr = statement.value.func.value
+    else:
+        assert isinstance(statement, ast.Assign)
+        (place,) = statement.targets
+        place = place.value if isinstance(place, ast.Subscript) else place
+    assert isinstance(place, ast.Name), "only single results are rounded"
+    return (place.id,)
+
+
+def _stepwise(
+    namespace: dict[str, Any], steps: Sequence[_Step], inputs: list[Any], after: Callable[[torch.Tensor], None]
+) -> list[torch.Tensor]:
+    program = namespace["program"]
+    names = program.__code__.co_varnames[: program.__code__.co_argcount]
+    values = {"torch": torch, **dict(zip(names, inputs, strict=True))}
+    for step in steps[:-1]:
+        exec(step.code, values)
+        for name in step.rounded:
+            after(values[name])
+    return [*eval(steps[-1].code, values), *inputs]
+
+
+__all__ = ["Verdict", "check"]

@@ -1,0 +1,139 @@
+"""Which statements may join a program: eager runs each as it is drawn, and the ones that say nothing are refused.
+
+Refused is what eager refuses; what it leaves undefined (writes that overlap what they read, floats out of an
+integer's range); results that outgrow their type; and decisions (comparisons, casts, `argmax`) about numbers that
+carry a rounding, on which two right answers may part ways.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.fuzz.numbers import numbers
+from tests.fuzz.program import FuzzProgram, Line
+
+LARGEST = 2e4  # of what carries a rounding: below float16's largest number
+ELEMENTS = 6000
+RANK = 5
+CASTABLE = 100.0
+
+
+class Refused(Exception):
+    pass
+
+
+@dataclass
+class Eager:
+    """A program as far as it has been run. `rough`: memory that holds roundings, by the address of its storage."""
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    rough: set[int] = field(default_factory=set)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.values)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.values[name]
+
+    def is_rough(self, name: str) -> bool:
+        tensor = self.tensor(name)
+        return tensor.is_floating_point() and _storage(tensor) in self.rough
+
+    def run(self, line: Line) -> None:
+        """Runs the statement, or raises `Refused` and leaves everything as it was."""
+        if any(name not in self.values for name in line.uses):
+            raise Refused("a name is not defined")
+        self._check_before(line)
+        backup = None if line.writes is None else self.tensor(line.writes).untyped_storage().clone()
+        wild = not line.uses or any(not _finite(self.tensor(name)) for name in line.uses)
+        known = {_storage(self.tensor(name)) for name in self.names}
+        rough = line.rounds or any(self.is_rough(name) for name in line.uses)
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                exec(line.code, {"torch": torch, "numbers": numbers}, self.values)
+            for name in line.touched:
+                _check_result(self.values[name], wild)
+        except Exception as error:
+            for name in line.defines:
+                self.values.pop(name, None)
+            if backup is not None:
+                assert line.writes is not None
+                self.tensor(line.writes).untyped_storage().copy_(backup)
+            raise Refused(str(error)) from error
+        for name in line.touched:
+            fresh = _storage(self.tensor(name)) not in known
+            if rough and (fresh or line.writes is not None):
+                self.rough.add(_storage(self.tensor(name)))
+
+    def _check_before(self, line: Line) -> None:
+        for name in line.decides:
+            value = self.tensor(name)
+            if self.is_rough(name):
+                raise Refused("it decides about a rounding")
+            if line.lowest is not None and not (_finite(value) and _within(value, line.lowest, CASTABLE)):
+                raise Refused("out of an integer's range")
+        if line.writes is None:
+            return
+        target = self.tensor(line.writes)
+        if target.numel() != len(written := _cells(target)):
+            raise Refused("several elements are one")
+        for name in line.uses:
+            other = self.tensor(name)
+            if name == line.writes or _storage(other) != _storage(target) or _same_view(other, target):
+                continue
+            if not written.isdisjoint(_cells(other)):
+                raise Refused("it writes what it reads")
+
+
+def admitted(program: FuzzProgram) -> bool:
+    """Whether every statement of a program is one that could have been drawn."""
+    state = Eager()
+    try:
+        for line in (*program.inputs, *program.lines):
+            state.run(line)
+    except Refused:
+        return False
+    return all(name in state.values for name in program.outputs)
+
+
+def _check_result(value: torch.Tensor, wild: bool) -> None:
+    if value.numel() > ELEMENTS or value.dim() > RANK:
+        raise Refused("too large")
+    if value.is_floating_point() and not wild and not (_finite(value) and _within(value, -LARGEST, LARGEST)):
+        raise Refused("it outgrows its type")
+
+
+def _finite(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+def _within(value: torch.Tensor, low: float, high: float) -> bool:
+    return not value.numel() or (float(value.min()) >= low and float(value.max()) <= high)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+
+
+def _cells(tensor: torch.Tensor) -> set[int]:
+    """The offsets of the elements in their storage."""
+    if not tensor.numel():
+        return set()
+    offsets = {tensor.storage_offset()}
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = {offset + stride * i for offset in offsets for i in range(size)}
+    assert len(offsets) <= math.prod(tensor.shape)
+    return offsets
+
+
+__all__ = ["Eager", "Refused", "admitted"]

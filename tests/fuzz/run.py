@@ -1,0 +1,147 @@
+"""Random programs, compiled by Litz against eager.
+
+    python -m tests.fuzz.run [--programs 5000] [--seed 0]
+
+The same seed gives the same programs. A worker runs them and prints a line for each; one that dies or hangs costs
+one program, which counts as a difference, and a new worker goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+TIMEOUT = 90  # seconds without a word from the worker
+
+
+# -- the worker -------------------------------------------------------------------------------
+def work(seed: int, first: int, last: int) -> None:
+    """Checks the programs from `first` up to `last`."""
+    import torch
+
+    from tests.fuzz.check import check
+    from tests.fuzz.generate import numbered
+
+    torch.set_num_threads(2)
+    for place in range(first, last):
+        _say({"begin": place})
+        verdict = check(str(numbered(seed, place)))
+        _say({"status": verdict.status, "message": verdict.message, "conditioned": verdict.conditioned})
+
+
+def show(seed: int, place: int, smaller: bool) -> None:
+    """Prints the program, or the smallest one like it that fails."""
+    import torch
+
+    from tests.fuzz.generate import numbered
+    from tests.fuzz.shrink import crashes, is_wrong, shrink
+
+    torch.set_num_threads(1)  # a fork takes no threads along
+    program = numbered(seed, place)
+    if smaller:
+        program = shrink(program, crashes if crashes(program) else is_wrong)
+    print(program)
+
+
+def _say(message: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(message) + "\n").encode())
+
+
+# -- the parent -------------------------------------------------------------------------------
+def results(seed: int, first: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    place = first
+    while place < count:
+        begun: int | None = None
+        worker = _start("--worker", "--seed", str(seed), "--from", str(place), "--programs", str(count))
+        for message in _messages(worker):
+            if "begin" in message:
+                begun = message["begin"]
+                continue
+            assert begun is not None
+            yield begun, message
+            place, begun = begun + 1, None
+        if begun is None and worker.poll() == 0:
+            return
+        worker.kill()
+        code = worker.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        place = place if begun is None else begun
+        yield place, {"status": "wrong", "message": f"the process ended: {how}"}
+        place += 1
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz.run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+
+def _messages(worker: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """Lines of the worker until it ends or is silent for too long."""
+    assert worker.stdout is not None
+    buffer = b""
+    while select.select([worker.stdout], [], [], TIMEOUT)[0]:
+        chunk = os.read(worker.stdout.fileno(), 1 << 16)
+        if not chunk:
+            worker.wait()
+            return
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", type=int, default=0, dest="first", help="begin with this program")
+    parser.add_argument("--show", type=int, help="print this program and do nothing else")
+    parser.add_argument("--shrink", type=int, help="print the smallest program like this one that fails")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.seed, options.first, options.programs)
+        return 0
+    wanted = options.show if options.show is not None else options.shrink
+    if wanted is not None:
+        show(options.seed, wanted, options.shrink is not None)
+        return 0
+    return report(options.seed, options.first, options.programs)
+
+
+def report(seed: int, first: int, count: int) -> int:
+    tally: collections.Counter[str] = collections.Counter()
+    start = time.perf_counter()
+    for place, result in results(seed, first, count):
+        tally[result["status"]] += 1
+        tally["conditioned"] += bool(result.get("conditioned"))
+        if result["status"] == "wrong":
+            print(f"program {place} of seed {seed}: {result['message']}\n", flush=True)
+            print(_shrunk(seed, place), flush=True)
+        if (place + 1) % 250 == 0 or place + 1 == count:
+            print(f"[{place + 1}/{count}] {time.perf_counter() - start:.0f} s: {_counts(tally)}", flush=True)
+    return 1 if tally["wrong"] else 0
+
+
+def _shrunk(seed: int, place: int) -> str:
+    worker = _start("--shrink", str(place), "--seed", str(seed))
+    return worker.communicate()[0].decode()
+
+
+def _counts(tally: collections.Counter[str]) -> str:
+    return (
+        f"{tally['right']} right, {tally['wrong']} different, {tally['eager']} left to eager"
+        f" ({tally['conditioned']} right within their own rounding)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
