@@ -22,6 +22,7 @@ from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import split_by_minimum_cut
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
+from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint
 from litz.loop.ir import Program
 from litz.loop.text import print_program
@@ -34,7 +35,7 @@ from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 
 STAGES = (
-    "trace", "rewrite_joint", "split", "rewrite_post_grad",
+    "rewrite_pre_grad", "trace", "rewrite_joint", "split", "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "merge_axes", "plan_memory", "render", "build",
 )  # fmt: skip
 Strides = Sequence[tuple[int, ...] | None] | None
@@ -44,6 +45,7 @@ def compile_function(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool = False
 ) -> Callable[..., Any]:
     """The whole of it. `output_strides` are those of eager's results, where known."""
+    function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
     if not joint.signature.differentiable:

@@ -20,6 +20,7 @@ from litz.context import Context, Firing, NearMiss
 from litz.errors import RuleError
 from litz.graph.rewrite import Rule
 from litz.graph.rewrite_joint import rewrite_joint
+from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.rules import SUBJECTS
 from litz.options import Options
 from litz.target import detect
@@ -53,7 +54,8 @@ def explain_match(
     def backend(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         training = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
         ctx = Context(Options(rules=tuple(rules)), detect())
-        captured = trace_joint(graph_module.forward, inputs, None, {}, training)
+        function = rewrite_pre_grad(graph_module.forward, inputs, ctx)
+        captured = trace_joint(function, inputs, None, {}, training)
         rewrite_joint(captured, ctx)
         contexts.append(ctx)
         return graph_module.forward

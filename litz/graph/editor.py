@@ -9,6 +9,8 @@ and what the user receives, or what reads raw strides, gets the old layout back.
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from litz.graph.alias import is_pure, may_stand_for
+from litz.graph.mutation import is_dead
+from litz.graph.sizes import sizes
 
 aten = torch.ops.aten
 
@@ -36,7 +40,7 @@ class Editor:
         self.graph_module, self.graph = graph_module, graph_module.graph
         self.mode = mode_of(self.graph)
         self.created: list[fx.Node] = []
-        self._examples: dict[Any, fx.GraphModule] = {}
+        self._examples: dict[Any, Any] = {}
         self._constants = 0  # where to look for the next free name
 
     # -- new nodes ----------------------------------------------------------------------------------
@@ -44,7 +48,9 @@ class Editor:
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: fx.Node, like: fx.Node
     ) -> fx.Node:
         """A call before `before`, with its fake value, and the provenance of `like`."""
-        with self.graph.inserting_before(before):
+        with self.graph.inserting_before(before), warnings.catch_warnings():
+            # fx would have symbolic sizes be nodes of their own; here a size is a value, which lowering reads.
+            warnings.simplefilter("ignore")
             node = self.graph.call_function(target, args, kwargs)
         self.created.append(node)
         inherit(node, like)
@@ -91,7 +97,7 @@ class Editor:
                 copies[node] = copy
         raise Refused("the traced replacement returns nothing")
 
-    def example(self, key: Any, trace: Callable[[], fx.GraphModule]) -> fx.GraphModule:
+    def example(self, key: Any, trace: Callable[[], Any]) -> Any:
         """A traced graph, remembered: every layer of a model asks for the same one."""
         if key not in self._examples:
             self._examples[key] = trace()
@@ -121,18 +127,18 @@ class Editor:
             raise Refused(f"the replacement of {old.name} is {found} where {expected} is needed")
 
     def _relayout(self, changed: fx.Node, before: torch.Tensor) -> None:
-        """Recompute all that follows from a new layout, in order, until nothing differs."""
+        """Recompute all that follows from a new layout, until nothing differs.
+
+        By use, not by place: the users of a match of several outputs may still stand before its replacement.
+        """
         self._keep_layout(changed, before)
-        affected = set(changed.users)
-        node = changed.next
-        while affected and node.op != "root":
-            if node in affected:
-                affected.discard(node)
-                old = node.meta.get("val")
-                if node.op == "call_function" and not self._recompute(node):
-                    self._keep_layout(node, old)
-                    affected |= set(node.users)
-            node = node.next
+        affected = deque(changed.users)
+        while affected:
+            node = affected.popleft()
+            old = node.meta.get("val")
+            if node.op == "call_function" and not self._recompute(node):
+                self._keep_layout(node, old)
+                affected.extend(node.users)
 
     def _recompute(self, node: fx.Node) -> bool:
         """Whether the node's value has the layout it had."""
@@ -175,7 +181,7 @@ class Editor:
             dead = todo.pop()
             if dead.users or dead._erased or dead.op not in ("call_function", "get_attr"):
                 continue
-            if dead.op == "call_function" and not is_pure(dead.target):
+            if dead.op == "call_function" and not is_pure(dead.target) and not is_dead(dead):
                 continue
             inputs = dead.all_input_nodes
             self.graph.erase_node(dead)
@@ -210,25 +216,20 @@ def same_layout(a: Any, b: Any) -> bool:
     left, right = _tensors(a), _tensors(b)
     return len(left) == len(right) and all(
         not isinstance(x, torch.Tensor)
-        or (isinstance(y, torch.Tensor) and _known(x.shape) == _known(y.shape) and _strides(x) == _strides(y))
+        or (isinstance(y, torch.Tensor) and sizes(x.shape) == sizes(y.shape) and _strides(x) == _strides(y))
         for x, y in zip(left, right, strict=True)
     )
 
 
-def _known(sizes: Any) -> tuple[Any, ...]:
-    """Sizes to compare by form: asking two symbolic ones whether they are equal would make them so."""
-    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
-
-
 def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
     # The stride of a dimension of one element is never used.
-    return tuple(s for s, n in zip(_known(tensor.stride()), _known(tensor.shape), strict=True) if n != 1)
+    return tuple(s for s, n in zip(sizes(tensor.stride()), sizes(tensor.shape), strict=True) if n != 1)
 
 
 def described(value: Any) -> Any:
     """Shape, dtype and device in words: what a replacement must keep."""
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(sizes(value.shape))} on {value.device}"
     if isinstance(value, (tuple, list)):
         return tree_map(described, list(value))
     return type(value).__name__

@@ -23,6 +23,7 @@ from litz.graph.editor import Editor, Refused
 from litz.graph.match import Found, Index, Matcher, Miss
 from litz.graph.order import depends_on, sort_stably
 from litz.graph.pattern import Pattern, root_of
+from litz.graph.sizes import size_of, sizes
 from litz.graph.trace_example import trace_example
 from litz.graph.uniform import Constants
 
@@ -150,10 +151,10 @@ def identity(function: Any) -> Any:
 def metadata(value: Any) -> Any:
     """What tracing can tell about a value, to be compared and hashed."""
     if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device, value.requires_grad)
+        return (sizes(value.shape), sizes(value.stride()), value.dtype, value.device, value.requires_grad)
     if isinstance(value, (list, tuple)):
         return tuple(metadata(v) for v in value)
-    return (type(value), value)
+    return (type(value), size_of(value))
 
 
 @dataclass
@@ -166,11 +167,13 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
 
 
-def apply_rules(graph_module: fx.GraphModule, rules: Rules, ctx: Context, *, recompile: bool = True) -> Outcome:
+def apply_rules(
+    graph_module: fx.GraphModule, rules: Rules, ctx: Context, *, recompile: bool = True, subgraphs: bool = True
+) -> Outcome:
     """Applies the rules until none holds, subgraphs first. The graph is edited in place."""
     outcome = Outcome()
     for child in graph_module.children():
-        if isinstance(child, fx.GraphModule):
+        if subgraphs and isinstance(child, fx.GraphModule):
             apply_rules(child, rules, ctx)
     _Run(graph_module, rules, ctx, outcome).rounds()
     if outcome.fired:

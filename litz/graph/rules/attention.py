@@ -11,6 +11,7 @@ convention.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -18,14 +19,16 @@ from torch import fx
 
 from litz.graph.match import Miss
 from litz.graph.pattern import ANY, Arg, call
-from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.rewrite import Match, Rules, is_symbolic, rule
 from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
+from litz.graph.sizes import as_given, is_dense, size_of
 from litz.graph.uniform import is_causal
 
 aten = torch.ops.aten
 
 _FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+Arguments = tuple[fx.Node, fx.Node, fx.Node, "fx.Node | None", bool, float]
 # A score this far down contributes nothing, and swallows what it is added to.
 _HIDDEN = -1e9
 
@@ -34,7 +37,7 @@ def fused(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
 
 
-@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY))
+@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY), any_size=True)
 def attention(match: Match) -> Any:
     if not isinstance(match["p"], fx.Node) or not isinstance(match["v"], fx.Node):
         return None
@@ -48,6 +51,31 @@ def attention(match: Match) -> Any:
 
 
 def _fuse(match: Match, found: Attention) -> Any:
+    arguments = arguments_of(match, found)
+    if arguments is None:
+        return None
+    q, k, v, total, causal, scale = arguments
+    if is_symbolic(q.meta["val"]) or is_symbolic(k.meta["val"]):
+        return _for_all_sizes(match, arguments)
+    graph = match.trace(fused, [q, k, v, total, causal, scale])
+    if not any("_scaled_dot_product_" in str(n.target) for n in graph.graph.nodes):
+        return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
+    out = match.replace_by_example(fused, [q, k, v, total, causal, scale])
+    return _as_result(match, out)
+
+
+def _for_all_sizes(match: Match, arguments: Arguments) -> Any:
+    """The fused operator itself: tracing would ask the sizes questions to choose it."""
+    q, k, v, total, causal, scale = arguments
+    if q.meta["val"].device.type != "cpu":
+        return match.miss("its sizes are symbolic")
+    both = match.call(_FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
+    return _as_result(match, match.call(operator.getitem, both, 0))
+
+
+def arguments_of(match: Match, found: Attention) -> Arguments | None:
+    """Queries, keys, values and mask as the fused operator takes them, whether it is causal, and the scale; None if
+    declined."""
     lead = batch_and_heads(match, found)
     scale = found.scale
     nodes = []
@@ -58,16 +86,10 @@ def _fuse(match: Match, found: Attention) -> Any:
     q, k, v = nodes
     why = unfit(q, k, v)
     if why is not None:
-        return match.miss(why, found.softmax)
-    chosen = choose_mask(match, found.masks, lead, shape(q)[-2], shape(k)[-2], q)
-    if chosen is None:
+        match.miss(why, found.softmax)
         return None
-    causal, total = chosen
-    graph = match.trace(fused, [q, k, v, total, causal, scale])
-    if not any("_scaled_dot_product_" in str(n.target) for n in graph.graph.nodes):
-        return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
-    out = match.replace_by_example(fused, [q, k, v, total, causal, scale])
-    return _as_result(match, out)
+    chosen = choose_mask(match, found.masks, lead, shape(q)[-2], shape(k)[-2], q)
+    return None if chosen is None else (q, k, v, chosen[1], chosen[0], scale)
 
 
 def batch_and_heads(match: Match, found: Attention) -> tuple[int, int]:
@@ -105,7 +127,7 @@ def _as_matrix(
     uniform = (lambda _: None) if unscaled else match.uniform
     source, still, factor = operand(node, lead, flipped, uniform)
     if math.isnan(factor):
-        source, still, factor = match.call(aten.view.default, node, [*lead, *shape(node)[-2:]]), flipped, 1.0
+        source, still, factor = match.call(aten.view.default, node, as_given((*lead, *shape(node)[-2:]))), flipped, 1.0
     if still:
         source = match.call(aten.transpose.int, source, -1, -2)
     return _contiguous_rows(match, source), factor
@@ -113,7 +135,7 @@ def _as_matrix(
 
 def _contiguous_rows(match: Match, node: fx.Node) -> fx.Node:
     value = node.meta["val"]
-    if value.stride(-1) == 1 or value.shape[-1] == 1:
+    if size_of(value.stride(-1)) == 1 or shape(node)[-1] == 1:
         return node
     return match.call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
@@ -213,21 +235,21 @@ def _four_dimensional(match: Match, node: fx.Node, applied: tuple[int, ...], lea
         return (
             node
             if size == wanted
-            else match.call(aten.view.default, node, list(wanted))
+            else match.call(aten.view.default, node, as_given(wanted))
             if _viewable(node)
             else _copied(match, node, wanted)
         )
-    whole = match.call(aten.expand.default, node, [*applied, *own[-2:]])
+    whole = match.call(aten.expand.default, node, as_given((*applied, *own[-2:])))
     return _copied(match, whole, (*lead, *own[-2:]))
 
 
 def _viewable(node: fx.Node) -> bool:
-    return bool(node.meta["val"].is_contiguous())
+    return is_dense(node.meta["val"])
 
 
 def _copied(match: Match, node: fx.Node, size: tuple[int, ...]) -> fx.Node:
     copy = match.call(aten.clone.default, node, memory_format=torch.contiguous_format)
-    return match.call(aten.view.default, copy, list(size))
+    return match.call(aten.view.default, copy, as_given(size))
 
 
 def _as_result(match: Match, out: fx.Node) -> fx.Node:
@@ -244,7 +266,7 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
         match.stand_for(users[0])
         return out
     copy = match.call(aten.clone.default, out, memory_format=torch.contiguous_format)
-    return match.call(aten._unsafe_view.default, copy, list(shape(root)))
+    return match.call(aten._unsafe_view.default, copy, as_given(shape(root)))
 
 
 # -- attention that is fused already ----------------------------------------------------------------

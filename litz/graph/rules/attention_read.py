@@ -19,6 +19,7 @@ from torch import fx
 
 from litz.graph.alias import is_view
 from litz.graph.editor import same_layout
+from litz.graph.sizes import Extent, elements, is_dense, sizes
 
 aten = torch.ops.aten
 
@@ -66,8 +67,9 @@ class Attention:
     shared: bool = False  # whether the nodes passed may be used by others: by a backward, in training
 
 
-def shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
+def shape(node: fx.Node) -> tuple[Any, ...]:
+    """Its sizes, to be compared; symbolic ones by their form."""
+    return sizes(node.meta["val"].shape)
 
 
 def is_tensor(node: Any) -> bool:
@@ -127,8 +129,11 @@ def _before_views(node: fx.Node, matrix: tuple[int, ...], found: Attention) -> f
 
 def _is_reshaped(whole: torch.Tensor, view: torch.Tensor) -> bool:
     """Whether a view is the whole in another shape, its elements in the same order: strides tell."""
-    if whole.numel() != view.numel():
+    if elements(whole.shape) != elements(view.shape):
         return False
+    if any(isinstance(size, Extent) for size in (*sizes(whole.shape), *sizes(view.shape))):
+        # Views of the same memory: if both are dense, their elements are in its order. More would fix the sizes.
+        return is_dense(whole) and is_dense(view)
     try:
         return same_layout(whole.view(view.shape), view)
     except RuntimeError:
@@ -277,7 +282,7 @@ def operand(node: fx.Node, lead: tuple[int, ...], flipped: bool, uniform: Unifor
             node, flipped, matrix = _source(node), not flipped, matrix[::-1]
         elif (target in _REGROUP or target in _COPY) and is_tensor(node.args[0]):
             source = _source(node)
-            if shape(source)[-2:] != matrix or source.meta["val"].numel() != node.meta["val"].numel():
+            if shape(source)[-2:] != matrix or elements(shape(source)) != elements(shape(node)):
                 break
             node = source
         else:

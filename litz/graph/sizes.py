@@ -1,0 +1,68 @@
+"""Sizes that may be known only at run time, compared by their form.
+
+In: sizes of fake tensors. Out: numbers and `Extent`s, which compare and multiply without asking for a value:
+the answer would tie the program to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Extent:
+    """A symbolic size. Two are equal if they are written alike; one may be equal to a number and not say so."""
+
+    __slots__ = ("form", "value")
+
+    def __init__(self, value: torch.SymInt):
+        self.value, self.form = value, value.node.expr
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Extent) and self.form == other.form
+
+    def __hash__(self) -> int:
+        return hash(self.form)
+
+    def __mul__(self, other: Any) -> Any:
+        return size_of(self.value * (other.value if isinstance(other, Extent) else other))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return str(self.form)
+
+
+def size_of(size: Any) -> Any:
+    if not isinstance(size, torch.SymInt):
+        return size
+    number = size.node.maybe_as_int()
+    return Extent(size) if number is None else number
+
+
+def sizes(given: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(size_of(size) for size in given)
+
+
+def as_given(known: Iterable[Any]) -> list[Any]:
+    """The sizes as arguments of an operator."""
+    return [size.value if isinstance(size, Extent) else size for size in known]
+
+
+def elements(given: Iterable[Any]) -> Any:
+    total: Any = 1
+    for size in sizes(given):
+        total = total * size
+    return total
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it is contiguous, as far as the form of its sizes tells."""
+    expected: Any = 1
+    for size, stride in zip(reversed(sizes(tensor.shape)), reversed(sizes(tensor.stride())), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * size
+    return True
