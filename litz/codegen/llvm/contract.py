@@ -18,6 +18,7 @@ from litz.codegen.llvm import microkernel
 from litz.codegen.llvm.body import Frame, depends
 from litz.codegen.llvm.loops import TRAILING, Rendered, volume
 from litz.codegen.llvm.microkernel import Tile
+from litz.codegen.llvm.packing import Nest, transpose
 from litz.codegen.llvm.writer import Module, Operand, Writer
 from litz.loop.contraction import Contraction
 from litz.loop.expr import Axis, Expr
@@ -205,7 +206,7 @@ class _Renderer:
         return -(-self.inner.size.int // self.lanes) * self.lanes
 
     def _outer_loops(self, axes: tuple[Axis, ...]):
-        return _Nest(self, axes)
+        return Nest(self, axes)
 
     def _pack_straight(self, target: str, base: str, column: str) -> None:
         """Step by step of the depth, a vector of columns at a time."""
@@ -249,7 +250,7 @@ class _Renderer:
                         values={},
                     )
                     rows.append(self._load(frame, self.found.right).text)
-                for row, text in enumerate(_transpose(w, rows, lanes)):
+                for row, text in enumerate(transpose(w, rows, lanes)):
                     place = w.add(w.add(base, w.mul(w.add(k, str(row)), str(self.shape.tile.columns))), str(v * lanes))
                     self._put(text, target, place)
 
@@ -311,6 +312,9 @@ class _Renderer:
     def _pack_tile(self, tile: Tile, row: str, rows: str, position: str) -> None:
         w, lanes, size = self.w, self.lanes, self.inner.size.int
         start = w.mul(position, str(self.shape.tile_floats))
+        if self._rows_lie_together() and tile.rows <= lanes:
+            self._pack_tile_transposed(tile, row, rows, start)
+            return
         with w.loop("0", rows) as i:
             outer = self.frame
             self.frame = replace(outer, axes=dict(outer.axes), values=dict(outer.values), vector=None)
@@ -332,6 +336,40 @@ class _Renderer:
                     place = w.add(start, w.mul(w.add(w.mul(at, str(tile.rows)), i), str(lanes)))
                     self._put(value.text, self.packed_rows, place)
             self.frame = outer
+
+    def _rows_lie_together(self) -> bool:
+        """Whether the rows' operand is a matrix that lies there transposed."""
+        left, rows = self.found.left, self.found.rows
+        return (
+            len(rows) == 1 and _step(left, rows[0]) == 1 and _step(left, self.inner) != 1
+            and not definitions_for(self.kernel.body, [left]) and left.mask is None
+        )  # fmt: skip
+
+    def _pack_tile_transposed(self, tile: Tile, row: str, rows: str, start: str) -> None:
+        """A square of rows by depth at a time, read along the rows and turned in registers."""
+        w, lanes, size = self.w, self.lanes, self.inner.size.int
+        (axis,) = self.found.rows
+        mask = w.lanes_below("0", rows, lanes)
+
+        def square(k: str, depth: int, chunk: str) -> None:
+            read = []
+            for step in range(depth):
+                axes = {**self.frame.axes, self.inner: w.add(k, str(step)), axis: row}
+                frame = replace(self.frame, axes=axes, vector=axis, mask=mask, values=dict(self.frame.values))
+                read.append(self._load(frame, self.found.left).text)
+            read += ["zeroinitializer"] * (lanes - depth)
+            at = w.add(chunk, w.let(f"udiv i64 {k}, {lanes}"))
+            for i, text in enumerate(transpose(w, read, lanes)[: tile.rows]):
+                self._put(
+                    text, self.packed_rows, w.add(start, w.mul(w.add(w.mul(at, str(tile.rows)), str(i)), str(lanes)))
+                )
+
+        with self._outer_loops(self.outer) as flat:
+            chunk = w.mul(flat, str(self._padded_inner() // lanes))
+            with w.loop("0", str(size - size % lanes), lanes) as k:
+                square(k, lanes, chunk)
+            if size % lanes:
+                square(str(size - size % lanes), size % lanes, chunk)
 
     def _tile(self, tile: Tile, rows: str, row: str, position: str, panel: str, first_panel: str) -> None:
         """One micro-kernel, then what follows the sum, for its rows and columns."""
@@ -396,49 +434,6 @@ class _Renderer:
             for store in stores:
                 self.frame.emit(store)
             self.frame = outer
-
-
-class _Nest:
-    """Nested loops over axes, yielding the flat count of the point they stand at."""
-
-    def __init__(self, renderer: _Renderer, axes: tuple[Axis, ...]):
-        self.r, self.axes = renderer, axes
-        self.open: list = []
-
-    def __enter__(self) -> str:
-        w = self.r.w
-        self.saved = self.r.frame
-        self.r.frame = replace(self.saved, axes=dict(self.saved.axes), values=dict(self.saved.values))
-        flat = "0"
-        for axis in self.axes:
-            loop = w.loop("0", str(axis.size.int))
-            i = loop.__enter__()
-            self.open.append(loop)
-            self.r.frame.axes[axis] = i
-            flat = w.add(w.mul(flat, str(axis.size.int)), i)
-        return flat
-
-    def __exit__(self, *error: object) -> None:
-        for loop in reversed(self.open):
-            loop.__exit__(*error)
-        self.r.frame = self.saved
-
-
-def _transpose(w: Writer, rows: list[str], lanes: int) -> list[str]:
-    """A square of registers turned by interleaving rows a half apart, as often as lanes can be halved."""
-    vector = f"<{lanes} x float>"
-    low = ", ".join(f"i32 {i // 2 + (i % 2) * lanes}" for i in range(lanes))
-    high = ", ".join(f"i32 {lanes // 2 + i // 2 + (i % 2) * lanes}" for i in range(lanes))
-    half = lanes // 2
-    for _ in range(lanes.bit_length() - 1):
-        turned = []
-        for i in range(half):
-            for order in (low, high):
-                turned.append(
-                    w.let(f"shufflevector {vector} {rows[i]}, {vector} {rows[i + half]}, <{lanes} x i32> <{order}>")
-                )
-        rows = turned
-    return rows
 
 
 __all__ = ["Expr", "Shape", "inner_axis", "plan", "render"]
