@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.context import Context
 from litz.errors import LitzError, LoweringError, source_of
@@ -139,7 +140,7 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
     if not isinstance(target, torch._ops.OpOverload):
         raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
     if _is_view(target) or target in _ALIASES or target in _RESHAPED:
-        seen = _window(builder, args[0], node.meta["val"])
+        seen = _window(builder, args[0], _seen(node))
         if seen is not None:
             return seen
     if target is aten.copy_.default:
@@ -171,6 +172,24 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
 
 def _is_view(target: torch._ops.OpOverload) -> bool:
     return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+def _seen(node: fx.Node) -> Any:
+    """The view's result as a fake tensor: the traced one, unless a rewrite gave the view another argument since, which
+    may lie elsewhere in its storage."""
+    fake, base = node.meta["val"], node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else None
+    parts = fake if isinstance(fake, (tuple, list)) else (fake,)
+    if not isinstance(base, FakeTensor) or all(_shares_storage(part, base) for part in parts):
+        return fake
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    assert callable(node.target)
+    with base.fake_mode, torch.no_grad():
+        node.meta["val"] = node.target(*args, **kwargs)
+    return node.meta["val"]
+
+
+def _shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _window(builder: Builder, base: Any, fake: Any) -> Any:

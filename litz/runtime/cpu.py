@@ -86,7 +86,9 @@ class Frame:
 
     def _covers(self, view: View, size: int) -> bool:
         sizes, strides = self.ints(view.sizes), self.ints(view.strides)
-        return 0 in sizes or size == 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        if 0 in sizes:  # an empty window may be one on a buffer that is not
+            return size == 0
+        return size == 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 class Fresh(NamedTuple):

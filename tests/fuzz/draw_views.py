@@ -45,7 +45,8 @@ def view(b: Build) -> None:
     elif kind == 11:
         code = b.one((".flatten()", ".mT", ".ravel()", ".view_as({x})", ".detach()")).format(x=x)
     else:
-        code = f".unfold({dim}, {b.number(1, max(size, 1))}, {b.number(1, 2)})"
+        # A copy of it: functionalisation itself forgets what lies between the windows when one is written to.
+        code = f".unfold({dim}, {b.number(1, max(size, 1))}, {b.number(1, 2)}).clone()"
     b.define(x + code, x)
 
 
