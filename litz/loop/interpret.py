@@ -17,7 +17,23 @@ import torch
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Atom, Axis, Expr, Size, Value
-from litz.loop.ir import Apply, Arg, Buffer, Call, Check, Const, Index, Kernel, Load, Op, Program, Reduce, Store, View
+from litz.loop.ir import (
+    Apply,
+    Arg,
+    Buffer,
+    Call,
+    Check,
+    Const,
+    Index,
+    Kernel,
+    Load,
+    Op,
+    Program,
+    Reduce,
+    Scan,
+    Store,
+    View,
+)
 from litz.loop.scalar import SCALARS
 
 Sizes = Mapping[str, int]
@@ -110,6 +126,8 @@ class _KernelRun:
             return SCALARS[op.op].reference(*(self.values[name] for name in op.args))
         if isinstance(op, Check):
             return self.check(op)
+        if isinstance(op, Scan):
+            return _ACCUMULATE[op.kind].accumulate(self.rows(op.value), axis=-1)
         assert isinstance(op, Reduce)
         return self.reduce(op)
 
@@ -144,7 +162,11 @@ class _KernelRun:
     def store(self, op: Store) -> None:
         at, value = np.broadcast_arrays(self.offsets(op.index), self.values[op.value])
         self.inside(op, at)
-        _cells(self.memory[op.buffer])[at] = _to_cells(value, self.buffers[op.buffer].dtype)
+        cells = _cells(self.memory[op.buffer])
+        if op.update in (None, "put"):
+            cells[at] = _to_cells(value, self.buffers[op.buffer].dtype)
+        else:
+            _ACCUMULATE[op.update].at(cells, at, value)
 
     def inside(self, op: Load | Store, at: np.ndarray) -> None:
         """NumPy would count a negative offset from the end, and hide the mistake."""
@@ -159,13 +181,20 @@ class _KernelRun:
             raise IndexError("index out of range in self")
         return np.where(value < 0, value + limit, value)
 
+    def rows(self, name: str) -> np.ndarray:
+        """The value with its reduced axes written out: one that does not depend on them still counts at each step."""
+        value, kept = self.values[name], len(self.kernel.axes)
+        return np.broadcast_to(value, value.shape[:kept] + self.shape[kept:])
+
     def reduce(self, op: Reduce) -> np.ndarray:
-        value = self.values[op.value]
-        kept = len(self.kernel.axes)
-        # A value that does not depend on a reduced axis still counts once for each of its steps.
-        value = np.broadcast_to(value, value.shape[:kept] + self.shape[kept:])
+        value, kept = self.rows(op.value), len(self.kernel.axes)
         rows = value.reshape(*value.shape[:kept], int(np.prod(self.shape[kept:])))
         return _reduce_rows(op.kind, rows).reshape(value.shape[:kept] + (1,) * len(self.kernel.reduced))
+
+
+_ACCUMULATE: dict[str, np.ufunc] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp,
+}  # fmt: skip
 
 
 def _reduce_rows(kind: str, rows: np.ndarray) -> np.ndarray:

@@ -14,9 +14,29 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
+from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, Value, expr
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+SCANS = ("sum", "prod", "max", "min", "logaddexp")
+UPDATES = ("put", "sum", "prod", "max", "min")
+
+
+def identity(kind: str, dtype: str) -> float | int | bool:
+    """Where a reduction starts."""
+    number = DTYPES[dtype]
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax", "logaddexp")
+    if number.kind == "float":
+        return float("-inf") if lowest else float("inf")
+    if number.kind == "bool":
+        return not lowest
+    if number.kind == "uint":
+        return 0 if lowest else (1 << number.bits) - 1
+    return -(1 << (number.bits - 1)) if lowest else (1 << (number.bits - 1)) - 1
 
 
 @dataclass(frozen=True)
@@ -88,13 +108,27 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Store:
-    buffer: str
-    index: Expr
+class Scan:
+    """`kind` over the steps of the reduced axis up to this one: a value for every step, made in their order."""
+
+    name: str
+    dtype: str
+    kind: str
     value: str
 
 
-Definition = Union[Load, Const, Index, Apply, Check, Reduce]  # what gives a value a name
+@dataclass(frozen=True)
+class Store:
+    """`buffer[index] = value`. With `update`, steps of the reduced axes may mean one element, and do so in their order:
+    `put` keeps the last value, the others combine it with what is there. Parallel steps never mean one element."""
+
+    buffer: str
+    index: Expr
+    value: str
+    update: str | None = None
+
+
+Definition = Union[Load, Const, Index, Apply, Check, Reduce, Scan]  # what gives a value a name
 Op = Union[Definition, Store]
 
 
@@ -107,7 +141,7 @@ def operands(op: Op) -> tuple[str, ...]:
         return inside if op.mask is None else (*inside, op.mask)
     if isinstance(op, Store):
         return (*sorted(v.name for v in op.index.values()), op.value)
-    if isinstance(op, (Check, Reduce)):
+    if isinstance(op, (Check, Reduce, Scan)):
         return (op.value,)
     if isinstance(op, Index):
         return tuple(sorted(v.name for v in op.expr.values()))
@@ -145,11 +179,17 @@ class Kernel:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(op.buffer for op in self.loads))
+        updated = (op.buffer for op in self.stores if op.update is not None)
+        return tuple(dict.fromkeys((*(op.buffer for op in self.loads), *updated)))
 
     @property
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(op.buffer for op in self.stores))
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the steps of the reduced axes must run one after the other."""
+        return any(isinstance(op, Scan) or (isinstance(op, Store) and op.update is not None) for op in self.body)
 
 
 @dataclass(frozen=True)
@@ -238,7 +278,7 @@ class Program:
 
 
 __all__ = [
-    "REDUCTIONS", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr", "Index", "Kernel",
-    "Load", "Op", "Program", "Reduce", "SizeSource", "Step", "Store", "Value", "View", "definitions_for", "operands",
-    "views",
+    "REDUCTIONS", "SCANS", "UPDATES", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr",
+    "Index", "Kernel", "Load", "Op", "Program", "Reduce", "Scan", "SizeSource", "Step", "Store", "Value", "View",
+    "definitions_for", "identity", "operands", "views",
 ]  # fmt: skip

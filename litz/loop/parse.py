@@ -29,6 +29,7 @@ from litz.loop.ir import (
     Op,
     Program,
     Reduce,
+    Scan,
     Step,
     Store,
     View,
@@ -266,15 +267,17 @@ def _parse_kernel(lines: _Lines, sizes: Scope) -> Kernel:
 
 def _parse_op(line: _Line, scope: Scope) -> Op:
     if line.peek(1) != ":":
-        line.word("store")
+        update = line.name("a kind of update") if line.accept("update") else None
+        if update is None:
+            line.word("store")
         buffer, index = _parse_element(line, scope)
         line.word("=")
-        return Store(buffer, index, line.name("the value to store"))
+        return Store(buffer, index, line.name("the value to store"), update)
     name = line.name("the name of a value")
     line.word(":")
     dtype = line.one_of("a dtype", DTYPES)
     line.word("=")
-    op = line.name("load, const, index, check, reduce or a scalar operator")
+    op = line.name("load, const, index, check, reduce, scan or a scalar operator")
     if op == "load":
         buffer, index = _parse_element(line, scope)
         return Load(name, dtype, buffer, index, line.name("the mask") if line.accept("if") else None)
@@ -292,6 +295,9 @@ def _parse_op(line: _Line, scope: Scope) -> Op:
     if op == "reduce":
         kind = line.name("a kind of reduction")
         return Reduce(name, dtype, kind, line.name("the value to reduce"))
+    if op == "scan":
+        kind = line.name("a kind of scan")
+        return Scan(name, dtype, kind, line.name("the value to scan"))
     return Apply(name, dtype, op, tuple(line.separated(lambda: line.name("the name of a value"))))
 
 

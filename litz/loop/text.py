@@ -37,6 +37,7 @@ from litz.loop.ir import (
     Op,
     Program,
     Reduce,
+    Scan,
     Store,
     View,
     views,
@@ -75,7 +76,8 @@ def print_kernel(kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
 
 def print_op(op: Op) -> str:
     if isinstance(op, Store):
-        return f"store {op.buffer}[{op.index}] = {op.value}"
+        how = "store" if op.update is None else f"update {op.update}"
+        return f"{how} {op.buffer}[{op.index}] = {op.value}"
     if isinstance(op, Load):
         masked = "" if op.mask is None else f" if {op.mask}"
         meaning = f"load {op.buffer}[{op.index}]{masked}"
@@ -88,6 +90,8 @@ def print_op(op: Op) -> str:
         meaning = f"check {'' if op.wrap else '0 <= '}{op.value} < {op.limit}"
     elif isinstance(op, Reduce):
         meaning = f"reduce {op.kind} {op.value}"
+    elif isinstance(op, Scan):
+        meaning = f"scan {op.kind} {op.value}"
     else:
         meaning = f"{op.op} {', '.join(op.args)}"
     return f"{op.name}: {op.dtype} = {meaning}"

@@ -21,6 +21,8 @@ from litz.loop.dtype import DTYPES, compute_type
 from litz.loop.expr import Atom, Axis, Expr, FloorDiv, Mod, Size, Value
 from litz.loop.ir import (
     REDUCTIONS,
+    SCANS,
+    UPDATES,
     Apply,
     Arg,
     Buffer,
@@ -33,6 +35,7 @@ from litz.loop.ir import (
     Op,
     Program,
     Reduce,
+    Scan,
     Store,
     View,
     views,
@@ -49,6 +52,7 @@ REDUCTION_KINDS = {
     **dict.fromkeys(("any", "all"), ("bool",)),
 }
 assert set(REDUCTION_KINDS) == set(REDUCTIONS), "every reduction says what it reduces"
+SCAN_KINDS = {**REDUCTION_KINDS, "logaddexp": ("float",)}
 # More points than this are not worth enumerating: the index then counts as not proved wrong.
 ENUMERABLE = 1 << 18
 _NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
@@ -198,6 +202,8 @@ class _KernelRules:
                 self.fail(f"an index of type {op.dtype}", "an integer type, and a cast after it", op)
         elif isinstance(op, Check):
             axes = self.check(op)
+        elif isinstance(op, Scan):
+            axes = self.scan(op)
         else:
             axes = self.reduce(op)
         self.values[op.name] = _Record(op.dtype, axes, op.limit if isinstance(op, Check) else None)
@@ -265,7 +271,9 @@ class _KernelRules:
         axes = self.element(op)
         if value.dtype != self.buffers[op.buffer].dtype:
             self.fail(f"{op.value} is {value.dtype}", f"{self.buffers[op.buffer].dtype}, as {op.buffer} is", op)
-        if value.axes & ~axes:
+        if op.update is not None:
+            self.update(op, value.dtype)
+        elif value.axes & ~axes:
             lost = [axis.name for axis, bit in self.bits.items() if bit & value.axes & ~axes]
             self.fail(f"{op.value} depends on {', '.join(lost)}", "an index that does too, or a reduction", op)
         self.written.add(op.buffer)
@@ -331,6 +339,29 @@ class _KernelRules:
         if op.dtype != result:
             self.fail(f"{op.kind} of {record.dtype} is said to be {op.dtype}", result, op)
         return record.axes & ~self.reduced
+
+    def scan(self, op: Scan) -> int:
+        if op.kind not in SCANS:
+            self.fail(f"{op.kind} is not a scan", f"one of {', '.join(SCANS)}", op)
+        if len(self.kernel.reduced) != 1:
+            self.fail(f"{len(self.kernel.reduced)} reduced axes", "one, whose steps are scanned", op)
+        record = self.value(op.value, op)
+        self.computes(op.kind, record.dtype, SCAN_KINDS[op.kind], op)
+        if op.dtype != record.dtype:
+            self.fail(f"{op.kind} of {record.dtype} is said to be {op.dtype}", record.dtype, op)
+        return record.axes | self.reduced
+
+    def update(self, op: Store, dtype: str) -> None:
+        assert op.update is not None
+        if op.update not in UPDATES:
+            self.fail(f"{op.update} is not an update", f"one of {', '.join(UPDATES)}", op)
+        if op.update != "put":
+            self.computes(op.update, dtype, SCAN_KINDS[op.update], op)
+        # Places taken from data may be equal: what keeps parallel steps apart must be in the index itself.
+        if self.parallel & ~sum(self.bits[axis] for axis in op.index.axes()):
+            self.fail(f"{op.buffer} is updated once in each of several iterations", "one update", op)
+        if any(load.buffer == op.buffer for load in self.kernel.loads):
+            self.fail(f"{op.buffer} is loaded where it is updated", "the update alone", op)
 
     def no_races(self) -> None:
         """A buffer that is both read and written is read where it is written, or where it never is.

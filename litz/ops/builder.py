@@ -30,6 +30,7 @@ from litz.loop.ir import (
     Load,
     Op,
     Reduce,
+    Scan,
     Step,
     Store,
     View,
@@ -166,6 +167,12 @@ class Body:
         dtype = "i64" if kind in ("argmax", "argmin") else value.dtype
         return self._value(lambda name: Reduce(name, dtype, kind, value.name), dtype, "reduce", kind, value.name)
 
+    def scan(self, kind: str, value: Val) -> Val:
+        """`kind` over the steps of the reduced axis up to each."""
+        return self._value(
+            lambda name: Scan(name, value.dtype, kind, value.name), value.dtype, "scan", kind, value.name
+        )
+
     def position(self, value: Val, limit: ExprLike, wrap: bool = True) -> Expr:
         """A loaded integer as an index: wrapped when negative (unless not `wrap`), checked against `limit`."""
         limit, whole = expr(limit), self.cast(value, "i64").name
@@ -176,6 +183,10 @@ class Body:
 
     def store(self, view: View, point: Point, value: Val) -> None:
         self.ops.append(Store(view.buffer, view.at(point), self.cast(value, view.dtype).name))
+
+    def update(self, view: View, point: Point, kind: str, value: Val) -> None:
+        """Combine `value` with what is there, step by step of the reduced axes; `put` replaces it."""
+        self.ops.append(Store(view.buffer, view.at(point), self.cast(value, view.dtype).name, kind))
 
 
 class Space:

@@ -19,7 +19,7 @@ _NAMES = (
     "triangular_solve", "cholesky", "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig",
     "linalg_householder_product", "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
     # Gradients of heavy operators, and those whose places come from data: the library adds in a fixed order.
-    "convolution_backward", "_scaled_dot_product_flash_attention_for_cpu_backward", "embedding_dense_backward",
+    "convolution_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "unfold_backward", "_cdist_backward",
     "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
     "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "upsample_nearest1d_backward",
@@ -33,7 +33,7 @@ _NAMES = (
     "_weight_norm_interface_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
     "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward", "multi_margin_loss_backward",
     "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward", "_embedding_bag_backward",
-    "scatter_reduce", "masked_scatter", "put", "cummax", "cummin", "logcumsumexp",
+    "masked_scatter",
     "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "erfinv", "digamma", "polygamma", "i0", "special_i1",
 )  # fmt: skip
 

@@ -46,6 +46,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     resample,
     scan,
     scatter,
+    update,
     view_backward,
     view_copy,
 )  # fmt: skip

@@ -1,14 +1,13 @@
 """Writing into part of a tensor: the result is a choice, element by element, between what was and what is put.
 
-A store at places taken from data would run in no certain order. Turned round it is race-free: every element
-of the result asks which of the indices means it. That costs a comparison an index, so it is done for few
-indices (one token of a cache, the label of a row). More, as gradients of indexing have them, are the library's.
+A store at places taken from data has to run in order. Turned round it need not: every element of the result asks
+which of the indices means it. That costs a comparison an index, and fuses as any pointwise kernel does, so it is done
+for few indices (one token of a cache, the label of a row). For more, as gradients of indexing have them, see `update`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import fx
 from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
+from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, numel, operand
 from litz.ops.index import counts, unflatten
 from litz.ops.pool import conjunction
@@ -26,20 +26,12 @@ aten = torch.ops.aten
 
 _MOST_INDICES = 8
 
-Combine = Callable[[Body, Val, Val], Val]  # what was, what is put
-
-
-def _replace(body: Body, old: Val, new: Val) -> Val:
-    return new
-
-
-def _add(body: Body, old: Val, new: Val) -> Val:
-    return old + new
-
-
-def _or_called(b: Builder, node: fx.Node, made: Any, *args: Any, **kwargs: Any) -> Any:
-    """What was made, or, where the indices are too many, the operator called on purpose."""
-    return b.library(node, args, kwargs) if made is NotImplemented else made
+# What was, and what is put.
+_COMBINE: dict[str, Callable[[Val, Val], Val]] = {
+    "put": lambda old, new: new,
+    "sum": lambda old, new: old + new,
+    "prod": lambda old, new: old * new,
+}
 
 
 # -- places known when compiling --------------------------------------------------------------
@@ -130,32 +122,41 @@ def as_strided_scatter(
 # -- scatter: an index for every element put --------------------------------------------------
 @lowers(aten.scatter.src)
 def scatter_src(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
-    made = _scatter(b, node, x, dim, index, source, _replace, x.dtype)
-    return _or_called(b, node, made, x, dim, index, source)
+    return _scatter(b, node, x, dim, index, source, "put")
 
 
 @lowers(aten.scatter.value)
 def scatter_value(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: float) -> Any:
-    made = _scatter(b, node, x, dim, index, value, _replace, x.dtype)
-    return _or_called(b, node, made, x, dim, index, value)
+    return _scatter(b, node, x, dim, index, value, "put")
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
-    made = _scatter(b, node, x, dim, index, source, _add, compute_type(x.dtype))
-    return _or_called(b, node, made, x, dim, index, source)
+    return _scatter(b, node, x, dim, index, source, "sum")
 
 
-def _scatter(
-    b: Builder, node: fx.Node, x: View, dim: int, index: View, source: Any, combine: Combine, dtype: str
-) -> Any:
+_REDUCED = {"add": "sum", "multiply": "prod"}
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_reduced(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: Any, *, reduce: str) -> Any:
+    return _scatter(b, node, x, dim, index, value, _REDUCED[reduce])
+
+
+def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: Any, kind: str) -> Any:
+    dtype = x.dtype if kind == "put" else compute_type(x.dtype)
     if not x.sizes or len(index.sizes) != len(x.sizes):
         return NotImplemented
     dim %= len(x.sizes)
+
+    def put(body: Body, at: Point, mask: Val | None = None) -> Val:
+        value = body.load(source, at, mask) if isinstance(source, View) else body.const(source, dtype)
+        return body.cast(value, dtype)
+
     if not index.sizes[dim].is_int or index.sizes[dim].int > _MOST_INDICES:
-        return NotImplemented
-    if combine is _add and dtype == "b1":
-        return NotImplemented
+        made = update.started(b, node.meta["val"], x, dtype)
+        update.scatter(b, made, dim, index, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put)
+        return update.finished(b, node.meta["val"], made)
 
     def formula(body: Body, point: Point) -> Val:
         # The index may cover only the first rows of the other dimensions.
@@ -171,8 +172,7 @@ def _scatter(
             place = body.position(body.load(index, at, covered), x.sizes[dim], wrap=False)
             chosen = body.index(place).eq(body.index(point[dim]))
             chosen = chosen if covered is None else chosen & covered
-            put = body.load(source, at, covered) if isinstance(source, View) else body.const(source, dtype)
-            value = body.where(chosen, combine(body, value, body.cast(put, dtype)), value)
+            value = body.where(chosen, _COMBINE[kind](value, put(body, at, covered)), value)
         return value
 
     return b.pointwise(node.meta["val"], formula)
@@ -186,8 +186,7 @@ def index_put(
     masks = [i for i in indices if i is not None]
     if not accumulate and len(masks) == 1 and masks[0].dtype == "b1" and numel(values.sizes) is ONE:
         return _fill_mask(b, node, x, masks[0], list(indices).index(masks[0]), values)
-    made = _assign(b, node, x, indices, values, accumulate, wrap=True)
-    return _or_called(b, node, made, x, indices, values, accumulate)
+    return _assign(b, node, x, indices, values, accumulate, wrap=True)
 
 
 def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value: View) -> View:
@@ -217,43 +216,52 @@ def index_fill(b: Builder, node: fx.Node, x: View, dim: int, index: View, value:
 
 @lowers(aten.index_add.default)
 def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
-    made: Any = NotImplemented
-    if x.sizes and len(source.sizes) == len(x.sizes) and len(index.sizes) == 1 and alpha == 1:
-        made = _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False)
-    return _or_called(b, node, made, x, dim, index, source, **({} if alpha == 1 else {"alpha": alpha}))
+    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1:
+        return NotImplemented
+    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False, factor=alpha)
 
 
 def _assign(
-    b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: Any, accumulate: bool, wrap: bool
-) -> Any:
-    """`x[indices] = values`, or `+=`, where the indices name few places."""
+    b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: Any, accumulate: bool, wrap: bool,
+    factor: float = 1,
+) -> Any:  # fmt: skip
+    """`x[indices] = values`, or `+= factor * values`."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if not given or not counts(indices) or not all(s.is_int for _, i in given for s in i.sizes):
+    if not given or not counts(indices):
         return NotImplemented
-    shape = torch.broadcast_shapes(*([s.int for s in i.sizes] for _, i in given))
+    shape = update.common_shape([i for _, i in given])
     dims = [d for d, _ in given]
     rank = len(x.sizes) - len(given) + len(shape)  # of x[indices]
-    too_many = prod(shape) > _MOST_INDICES or (isinstance(values, View) and len(values.sizes) > rank)
     dtype = compute_type(x.dtype) if accumulate else x.dtype
-    if too_many or (accumulate and dtype == "b1"):
+    if isinstance(values, View) and len(values.sizes) > rank:
         return NotImplemented
+    kind = "sum" if accumulate else "put"
+
+    def put(body: Body, at: Point) -> Val:
+        value = operand(body, at, values, dtype)
+        return value if factor == 1 else value * factor
+
+    places = numel(shape)
+    if not places.is_int or places.int > _MOST_INDICES:
+        made = update.started(b, node.meta["val"], x, dtype)
+        update.assign(b, made, indices, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put, wrap)
+        return update.finished(b, node.meta["val"], made)
     # As in `index`: the dimensions of the indices stand in place of neighbours, else in front.
     start = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
-    combine = _add if accumulate else _replace
 
     def formula(body: Body, point: Point) -> Val:
         value = body.cast(body.load(x, point), dtype)
         rest = [i for d, i in enumerate(point) if d not in dims]
-        for k in range(prod(shape)):
-            inner: tuple[Expr, ...] = unflatten(expr(k), [expr(s) for s in shape])
+        for k in range(places.int):
+            inner = unflatten(expr(k), shape)
             tests = []
             for d, index in given:
                 place = body.position(body.load(index, broadcast(index, inner)), x.sizes[d], wrap)
                 tests.append(body.index(place).eq(body.index(point[d])))
             chosen = conjunction(tests)
             assert chosen is not None
-            put = operand(body, (*rest[:start], *inner, *rest[start:]), values, dtype)
-            value = body.where(chosen, combine(body, value, put), value)
+            new = put(body, (*rest[:start], *inner, *rest[start:]))
+            value = body.where(chosen, _COMBINE[kind](value, new), value)
         return value
 
     return b.pointwise(node.meta["val"], formula)

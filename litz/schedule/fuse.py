@@ -231,6 +231,8 @@ def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Ste
                 merged = inline(maker, step, name)
                 if merged is not None and ctx.spend(f"inline {maker.name} into {step.name}"):
                     step = merged
+            for name in step.writes:
+                makers.pop(name, None)  # no longer all there is in it
             if _is_cheap(program, step) and step.writes[0] not in outputs:
                 makers[step.writes[0]] = step
         result.append(step)

@@ -15,7 +15,7 @@ from typing import Any
 
 from litz.loop.contraction import contraction
 from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Value, expr, is_nonnegative
-from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
+from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Store
 from litz.loop.passes import last_pass_only
 
 _LARGEST_BODY = 240
@@ -25,6 +25,8 @@ def merge(first: Kernel, second: Kernel, buffer: str) -> Kernel | None:
     """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`."""
     if len(first.body) + len(second.body) > _LARGEST_BODY or contraction(second) is not None:
         return None
+    if first.ordered or second.ordered:
+        return None  # one step after the other: what runs in vectors stays outside
     product = contraction(first)
     if product is not None and (second.reduced or buffer not in first.writes):
         return None
@@ -207,7 +209,7 @@ class _Joined:
                 if op.buffer in self.stored:
                     return None
                 self.stored[op.buffer] = (index, names[op.value])
-                self.ops.append(Store(op.buffer, index, names[op.value]))
+                self.ops.append(Store(op.buffer, index, names[op.value], op.update))
             elif op.name in names:
                 continue
             elif isinstance(op, Load):
@@ -233,9 +235,8 @@ class _Joined:
                 limit, value = _renamed(op.limit, moved, names), names[op.value]
                 names[op.name] = self._add(replace(op, value=value, limit=limit), ("check", value, limit, op.wrap))
             else:
-                assert isinstance(op, Reduce)
                 value = names[op.value]
-                names[op.name] = self._add(replace(op, value=value), ("reduce", op.kind, value))
+                names[op.name] = self._add(replace(op, value=value), (type(op), op.kind, value))
         return names
 
     def _add(self, op: Any, key: tuple) -> str:

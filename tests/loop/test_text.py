@@ -189,3 +189,27 @@ def test_errors_say_where_and_what(old: str, new: str, line: int, expected: str)
 def test_nothing_at_all_is_an_error_too() -> None:
     with pytest.raises(ParseError, match="expected a program"):
         parse_program("# only a comment\n")
+
+
+ORDERED = """program(x: f32[512], n: i64[8]) -> (y: f32[8, 64], z: f32[8])
+buffer y: f32[512] output
+buffer z: f32[8] output
+kernel walk
+  for i0 < 8 parallel, r0 < 64 reduce:
+    v0: f32 = load x[64*i0 + r0]
+    v1: f32 = scan sum v0
+    store y[64*i0 + r0] = v1
+kernel put
+  for r0 < 8 reduce:
+    v0: i64 = load n[r0]
+    v1: i64 = check 0 <= v0 < 8
+    v2: f32 = const 1.0
+    update max z[v1] = v2
+"""
+
+
+def test_scans_and_updates() -> None:
+    program = parse_program(ORDERED)
+    assert parse_program(print_program(program)) == program
+    assert [kernel.ordered for kernel in program.kernels] == [True, True]
+    assert "z" in program.kernels[1].reads

@@ -102,6 +102,13 @@ def test_random_programs_are_good(program: Program) -> None:
         ("w: f32 = reduce argmax v0", "is said to be f32", "i64"),
         ("w: f32 = reduce any v0", "any of f32", "kind bool"),
         ("w: b1 = reduce sum v6", "sum of b1", "kind float"),
+        # scans and updates
+        ("w: f32 = scan median v0", "median is not a scan", "sum"),
+        ("w: i64 = scan sum v0", "is said to be i64", "f32"),
+        ("w: bf16 = scan max v8", "max computes in bf16", "a cast to f32"),
+        ("update median z[i0] = v1", "median is not an update", "sum"),
+        ("update sum z[v4%8] = v1", "z is updated once in each of several iterations", "one update"),
+        ("update sum x[64*i0 + v4%64] = v1", "x is loaded where it is updated", "the update alone"),
         # memory
         ("w: f32 = load nowhere[i0]", "nowhere is not declared", "a declared buffer"),
         ("store nowhere[i0] = v1", "nowhere is not declared", "a declared buffer"),

@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from litz.codegen.llvm import math
+from litz.codegen.llvm.reduction import combine
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value
-from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Store, operands
+from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, Scan, Store, operands
 from litz.loop.scalar import SCALARS
 
 
 def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozenset[Axis]]:
     """The axes each value varies over; a reduction takes the reduced ones away."""
-    from litz.loop.ir import Reduce
-
     away = frozenset(reduced)
     found: dict[str, frozenset[Axis]] = {}
     for op in body:
@@ -33,7 +32,7 @@ def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozen
             axes = frozenset(op.expr.axes())
         for name in operands(op):
             axes |= found[name]
-        found[op.name] = axes - away if isinstance(op, Reduce) else axes
+        found[op.name] = axes - away if isinstance(op, Reduce) else axes | away if isinstance(op, Scan) else axes
     return found
 
 
@@ -268,6 +267,11 @@ class Frame:
         pointer = self.pointers[op.buffer]
         lanes = self.lanes if wide else 1
         value = w.splat(value, lanes)
+        if op.update not in (None, "put"):
+            assert op.update is not None
+            # What is there is loaded as any value is; lanes and threads never mean one element.
+            old = self._load(Load("", dtype, op.buffer, op.index), copy, wide)
+            value = combine(w, op.update, w.splat(old, lanes), value)
         text = value.text
         t = element if lanes == 1 else f"<{lanes} x {element}>"
         if dtype == "b1":

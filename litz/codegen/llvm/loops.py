@@ -15,11 +15,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from litz.codegen.llvm.body import Frame, depends
-from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, identity
+from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr, expr
-from litz.loop.ir import Apply, Buffer, Definition, Kernel, Load, Op, Reduce, Store, definitions_for, operands
+from litz.loop.ir import (
+    Apply,
+    Buffer,
+    Definition,
+    Kernel,
+    Load,
+    Op,
+    Reduce,
+    Scan,
+    Store,
+    definitions_for,
+    identity,
+    operands,
+)
 from litz.loop.passes import pass_of_each
 from litz.loop.scalar import SCALARS
 from litz.target import Target
@@ -58,7 +71,7 @@ def vector_axis(kernel: Kernel) -> Axis | None:
     """
     best: tuple[float, int] | None = None
     chosen = None
-    candidates = [*kernel.axes, *kernel.reduced]
+    candidates = [*kernel.axes] if kernel.ordered else [*kernel.axes, *kernel.reduced]
     reduced = frozenset(kernel.reduced)
     accesses = [op for op in kernel.body if isinstance(op, (Load, Store))]
     for position, axis in enumerate(candidates):
@@ -78,7 +91,13 @@ def vector_axis(kernel: Kernel) -> Axis | None:
             score -= 4
         if best is None or (score, position) >= best:
             best, chosen = (score, position), axis
+    if kernel.ordered and best is not None and best[0] <= 0 and not _has_dear_scan(kernel):
+        return None  # rows that lie apart, each walked in order: gathering them costs more than it gives
     return chosen
+
+
+def _has_dear_scan(kernel: Kernel) -> bool:
+    return any(isinstance(op, Scan) and op.kind == "logaddexp" for op in kernel.body)
 
 
 def volume(axes: Iterable[Axis]) -> Expr:
@@ -135,7 +154,8 @@ class _Renderer:
         self.row_ops: dict[int, list[Op]] = {}
         for op, stage in zip(self.kernel.body, pass_of_each(self.kernel), strict=True):
             if isinstance(op, Store):
-                in_row = self._varies_in_row(op.value) or bool(op.index.axes() & self.reduced)
+                in_row = any(map(self._varies_in_row, operands(op))) or bool(op.index.axes() & self.reduced)
+                in_row = in_row or (op.update is not None and bool(self.reduced))
                 (self.pass_sinks if in_row else self.row_ops).setdefault(stage, []).append(op)
                 continue
             self.ops[op.name] = op
@@ -290,6 +310,7 @@ class _Renderer:
         else:
             copies = inner.copies
         accumulators = {op.name: self._open(op, copies) for op in reduces}
+        accumulators |= {op.name: self._open(op, copies) for op in self.pass_ops[p] if isinstance(op, Scan)}
         self.frame = inner
         self._reduced_loops(sequential, p, accumulators, copies)
         self.frame = outer
@@ -357,6 +378,9 @@ class _Renderer:
             if self.kept_in.get(name, p) < p:
                 frame.values[name] = self._recall(name, op.dtype)
                 continue
+            if isinstance(op, Scan):
+                frame.values[name] = self._accumulate(op, accumulators[name])
+                continue
             frame.emit(op)
             if self.kept_in.get(name) == p:
                 self._keep(name)
@@ -400,12 +424,12 @@ class _Renderer:
         ]
 
     # -- reductions ---------------------------------------------------------------------------------
-    def _acc_lanes(self, op: Reduce) -> int:
+    def _acc_lanes(self, op: Reduce | Scan) -> int:
         if self.over_reduced:
             return self.lanes
         return self.lanes if self.vector is not None and self.vector in self.varies[op.value] else 1
 
-    def _open(self, op: Reduce, copies: int) -> list[tuple[str, str | None]]:
+    def _open(self, op: Reduce | Scan, copies: int) -> list[tuple[str, str | None]]:
         """Stack slots for the running value (and the running position) of each vector side by side."""
         lanes = self._acc_lanes(op)
         dtype = self._dtype(op.value)
@@ -424,7 +448,9 @@ class _Renderer:
     def _dtype(self, name: str) -> str:
         return self.ops[name].dtype
 
-    def _accumulate(self, op: Reduce, slots: list[tuple[str, str | None]]) -> None:
+    def _accumulate(self, op: Reduce | Scan, slots: list[tuple[str, str | None]]) -> list[Operand]:
+        """The running value, where it stands after this step; nothing of `argmax` and `argmin`."""
+        made: list[Operand] = []
         w, frame = self.w, self.frame
         lanes = self._acc_lanes(op)
         dtype = self._dtype(op.value)
@@ -440,7 +466,9 @@ class _Renderer:
                 )
             old = w.let(f"load {t}, ptr {slot}")
             if place is None:
-                w.emit(f"store {t} {combine(w, op.kind, Operand(old, dtype, lanes), value).text}, ptr {slot}")
+                step = running if isinstance(op, Scan) else combine
+                made.append(step(w, op.kind, Operand(old, dtype, lanes), value))
+                w.emit(f"store {t} {made[-1].text}, ptr {slot}")
                 continue
             better = better_than(w, op.kind, value, Operand(old, dtype, lanes))
             if masked:
@@ -455,6 +483,7 @@ class _Renderer:
             best_place = w.let(f"select {bools} {better}, {indices} {here.text}, {indices} {old_place}")
             w.emit(f"store {t} {best}, ptr {slot}")
             w.emit(f"store {indices} {best_place}, ptr {place}")
+        return made
 
     def _close(self, op: Reduce, slots: list[tuple[str, str | None]]) -> list[Operand]:
         """The finished reduction: one scalar if lanes were reduced, else a vector a copy."""

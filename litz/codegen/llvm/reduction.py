@@ -1,4 +1,4 @@
-"""Reductions in registers: where one starts, how two values combine, and how lanes become one.
+"""Reductions in registers: how two values combine, and how lanes become one.
 
 In: a writer and operands. Out: the operand that holds the result. `argmax` and `argmin` keep a position
 beside the value; of equal values the first wins, and a NaN wins over everything.
@@ -6,26 +6,10 @@ beside the value; of equal values the first wins, and a NaN wins over everything
 
 from __future__ import annotations
 
+from litz.codegen.llvm import math
 from litz.codegen.llvm.writer import Operand, Writer, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.scalar import SCALARS
-
-
-def identity(kind: str, dtype: str) -> float | int | bool:
-    number = DTYPES[dtype]
-    if kind in ("sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax")
-    if number.kind == "float":
-        return float("-inf") if lowest else float("inf")
-    if number.kind == "bool":
-        return not lowest
-    if number.kind == "uint":
-        return 0 if lowest else (1 << number.bits) - 1
-    return -(1 << (number.bits - 1)) if lowest else (1 << (number.bits - 1)) - 1
-
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
@@ -36,6 +20,30 @@ def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
     if spelling.startswith("@"):
         return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)
     return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
+
+
+def running(w: Writer, kind: str, old: Operand, new: Operand) -> Operand:
+    """A scan's next value. The best so far is a choice, which is sooner made than a maximum that minds signed zeros."""
+    if kind == "logaddexp":
+        return _logaddexp(w, old, new)
+    if kind not in ("max", "min") or DTYPES[old.dtype].kind != "float":
+        return combine(w, kind, old, new)
+    bools = llvm_type("b1", old.lanes)
+    better = w.let(f"fcmp {'oge' if kind == 'max' else 'ole'} {old.type} {new.text}, {old.text}")
+    unordered = w.let(f"fcmp uno {old.type} {new.text}, {new.text}")
+    taken = w.let(f"or {bools} {better}, {unordered}")
+    text = w.let(f"select {bools} {taken}, {old.type} {new.text}, {old.type} {old.text}")
+    return Operand(text, old.dtype, old.lanes)
+
+
+def _logaddexp(w: Writer, a: Operand, b: Operand) -> Operand:
+    m = math.Arithmetic(w, a.dtype, a.lanes)
+    high = m.select(m.cmp("ogt", a.text, b.text), a.text, b.text)
+    # Equal infinities are not apart.
+    apart = m.select(m.cmp("oeq", a.text, b.text), m.c(0.0), m.i("fsub", a.text, b.text))
+    below = Operand(w.let(f"fneg {m.t} {m.fabs(apart)}"), a.dtype, a.lanes)
+    rest = math.sleef(w, "log1p", "u10", [math.inline(w, "exp", [below], a.dtype)])
+    return Operand(m.i("fadd", high, rest.text), a.dtype, a.lanes)
 
 
 def across_lanes(w: Writer, kind: str, value: Operand) -> Operand:

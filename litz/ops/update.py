@@ -1,0 +1,196 @@
+"""Writing at places given by data, one after the other: scatters, assignment through indices, their sums and extrema.
+
+A copy of the tensor, and a kernel that updates it: what the places are counted along is walked in order, all else is
+parallel, so no two threads or lanes mean one element, and of equal places the last is kept, as in eager.
+Half precision is accumulated in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.dtype import compute_type, is_float
+from litz.loop.expr import ONE, ZERO, Expr
+from litz.loop.ir import View, identity
+from litz.ops.builder import Body, Builder, Point, Space, Val, broadcast, dtype_of, numel, operand, sizes_of
+from litz.ops.index import unflatten
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+Value = Callable[[Body, Point], Val]
+
+
+def started(b: Builder, fake: torch.Tensor, x: View | float, dtype: str) -> View:
+    """A buffer shaped as the result that holds `x` in `dtype`."""
+    out = b.allocate(fake) if dtype == dtype_of(fake) else b.scratch(sizes_of(fake), dtype)
+    return b.pointwise(fake, lambda body, point: operand(body, point, x, dtype), out=out)
+
+
+def finished(b: Builder, fake: torch.Tensor, made: View) -> View:
+    """The buffer that was updated, rounded to the type of the result."""
+    return made if made.dtype == dtype_of(fake) else b.pointwise(fake, lambda body, point: body.load(made, point))
+
+
+def walk(
+    b: Builder, parallel: Sequence[Expr], strides: Sequence[Expr], steps: Sequence[Expr],
+    step: Callable[[Body, Point, Point], None],
+) -> None:  # fmt: skip
+    """A kernel that runs `step(body, at, step)` for each of `parallel`, the `steps` in order."""
+    if any(size is ZERO for size in steps):
+        return
+    space, body = Space(), Body()
+    at = space.over(parallel, strides)
+    step(body, at, tuple(space.reduce_over(size) for size in steps))
+    b.emit(space, body)
+
+
+# -- an index for every element put -----------------------------------------------------------
+def scatter(b: Builder, made: View, dim: int, index: View, kind: str, value: Value) -> None:
+    """`made[..., index[at], ...]` updated with `value(body, at)`, for every place `at` of the index."""
+    others = [d for d in range(len(index.sizes)) if d != dim]
+
+    def step(body: Body, outer: Point, inner: Point) -> None:
+        along = dict(zip(others, outer, strict=True)) | {dim: inner[0]}
+        at = tuple(along[d] for d in range(len(index.sizes)))
+        place = body.position(body.load(index, at), made.sizes[dim], wrap=False)
+        body.update(made, (*at[:dim], place, *at[dim + 1 :]), kind, value(body, at))
+
+    sizes, strides = [index.sizes[d] for d in others], [made.strides[d] for d in others]
+    walk(b, sizes, strides, [index.sizes[dim]], step)
+
+
+OF_BOOLS = {"sum": "max", "prod": "min"}  # or, and
+_REDUCTIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, reduce: str, *, include_self: bool = True
+) -> Any:
+    if len(index.sizes) != len(x.sizes) or not x.sizes:
+        return b.library(node, (x, dim, index, source, reduce), {"include_self": include_self})
+    dim %= len(x.sizes)
+
+    def each(made: View, kind: str, value: Value) -> None:
+        scatter(b, made, dim, index, kind, value)
+
+    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(source, at))
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, reduce: str, *, include_self: bool = True
+) -> Any:
+    if len(source.sizes) != len(x.sizes) or not x.sizes:
+        return NotImplemented
+    places = [*[None] * (dim % len(x.sizes)), index]
+
+    def each(made: View, kind: str, value: Value) -> None:
+        assign(b, made, places, kind, value, wrap=False)
+
+    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(source, at))
+
+
+def _reduced(
+    b: Builder, node: fx.Node, x: View, reduce: str, include_self: bool,
+    each: Callable[[View, str, Value], None], put: Value,
+) -> Any:  # fmt: skip
+    """`x` with what is put combined; `each(made, kind, value)` updates all places that something is put at."""
+    kind, dtype, fake = _REDUCTIONS[reduce], compute_type(x.dtype), node.meta["val"]
+    kind = OF_BOOLS.get(kind, kind) if dtype == "b1" else kind
+    made = started(b, fake, x, dtype)
+    if not include_self:
+        each(made, "put", lambda body, at: body.const(identity(kind, dtype), dtype))
+    each(made, kind, lambda body, at: body.cast(put(body, at), dtype))
+    if reduce != "mean":
+        return finished(b, fake, made)
+    count = started(b, fake, 1 if include_self else 0, "i64")
+    each(count, "sum", lambda body, at: body.const(1, "i64"))
+
+    def mean(body: Body, point: Point) -> Val:
+        counted = body.cast(body.apply("max", body.load(count, point), 1), dtype)
+        return body.apply("div" if is_float(dtype) else "floor_div", body.load(made, point), counted)
+
+    return b.pointwise(fake, mean)
+
+
+# -- assignment through index tensors ---------------------------------------------------------
+def assign(b: Builder, made: View, indices: Sequence[View | None], kind: str, value: Value, wrap: bool) -> None:
+    """`made[indices]` updated with `value(body, at)`, for every place `at` of `made[indices]`."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    dims = [d for d, _ in given]
+    rest = [d for d in range(len(made.sizes)) if d not in dims]
+    # As in `index`: the dimensions of the indices stand in place of neighbours, else in front.
+    start = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+
+    def step(body: Body, outer: Point, inner: Point) -> None:
+        point = dict(zip(rest, outer, strict=True))
+        for d, index in given:
+            point[d] = body.position(body.load(index, broadcast(index, inner)), made.sizes[d], wrap)
+        put = value(body, (*outer[:start], *inner, *outer[start:]))
+        body.update(made, tuple(point[d] for d in range(len(made.sizes))), kind, put)
+
+    sizes, strides = [made.sizes[d] for d in rest], [made.strides[d] for d in rest]
+    walk(b, sizes, strides, common_shape([i for _, i in given]), step)
+
+
+def common_shape(views: Sequence[View]) -> tuple[Expr, ...]:
+    """The shape they broadcast to."""
+    rank = max(len(v.sizes) for v in views)
+    shape: list[Expr] = [ONE] * rank
+    for view in views:
+        for d, size in enumerate(view.sizes, rank - len(view.sizes)):
+            shape[d] = shape[d] if size is ONE else size
+    return tuple(shape)
+
+
+@lowers(aten.put.default)
+def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulate: bool = False) -> Any:
+    """Places count through all of `x`; those of the index and of what is put, in the order of their elements."""
+    dtype = compute_type(x.dtype) if accumulate else x.dtype
+    fake = node.meta["val"]
+    kind = "put" if not accumulate else "max" if dtype == "b1" else "sum"
+    made = started(b, fake, x, dtype)
+
+    def step(body: Body, outer: Point, inner: Point) -> None:
+        place = body.position(body.load(index, unflatten(inner[0], index.sizes)), numel(x.sizes))
+        value = body.cast(body.load(source, unflatten(inner[0], source.sizes)), dtype)
+        body.update(made, unflatten(place, x.sizes), kind, value)
+
+    walk(b, (), (), [numel(index.sizes)], step)
+    return finished(b, fake, made)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    b: Builder, node: fx.Node, grad: View, indices: View, rows: int, padding: int, scale_grad_by_freq: bool
+) -> Any:
+    fake, dtype = node.meta["val"], compute_type(grad.dtype)
+    made = started(b, fake, 0, dtype)
+    if scale_grad_by_freq:
+        seen = b.scratch(made.sizes[:1], "i64")
+        b.pointwise(fake, lambda body, point: body.const(0, "i64"), out=seen)
+        walk(b, (), (), indices.sizes, lambda body, _, inner: _count(body, seen, indices, inner))
+
+    def step(body: Body, outer: Point, inner: Point) -> None:
+        index = body.load(indices, inner)
+        row = body.position(index, made.sizes[0], wrap=False)
+        value = body.cast(body.load(grad, (*inner, *outer)), dtype)
+        if scale_grad_by_freq:
+            value = value / body.cast(body.load(seen, (row,)), dtype)
+        if padding >= 0:
+            value = body.where(index.eq(padding), body.const(0, dtype), value)
+        body.update(made, (row, *outer), "sum", value)
+
+    walk(b, made.sizes[1:], made.strides[1:], indices.sizes, step)
+    return finished(b, fake, made)
+
+
+def _count(body: Body, seen: View, indices: View, at: Point) -> None:
+    row = body.position(body.load(indices, at), seen.sizes[0], wrap=False)
+    body.update(seen, (row,), "sum", body.const(1, "i64"))
