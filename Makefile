@@ -2,6 +2,7 @@
 # make demo    compiles a few models and prints a table against eager and inductor
 # make test    lint and all tests
 # make test-ops   every operator of torch's own database, every sample, all types, against eager (hours); SWEEP="--dtype float32" for a part
+# make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
@@ -11,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
-.PHONY: setup demo test test-ops docs bench lint format
+.PHONY: setup demo test test-ops fuzz docs bench lint format
 
 setup: $(READY)
 
@@ -43,6 +44,9 @@ test: lint
 
 test-ops: setup
 	$(BIN)/python -m tests.opinfo.sweep $(SWEEP)
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
 docs: setup
 	$(BIN)/python -m litz.ops.coverage --markdown > docs/OPERATORS.md

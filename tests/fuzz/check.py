@@ -29,6 +29,7 @@ from tests.opinfo import judge
 
 PATTERNS = 12
 _NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
+_CAST = re.compile(r"\.to\((torch\.\w+)\)(?=  " + ROUNDS + ")")
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,18 @@ def _namespace(source: str, given: Callable[..., torch.Tensor]) -> dict[str, Any
 def _wide(source: str, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> dict[str, Any]:
     """The same program in float64."""
 
-    def widened(*args: Any) -> torch.Tensor:
+    def given(*args: Any) -> torch.Tensor:
         narrow = numbers(*args)
         if nudge is not None:
             return nudge(narrow)
         return narrow.to(torch.float64) if narrow.is_floating_point() else narrow
 
-    return _namespace(_NARROW.sub("torch.float64", source), widened)
+    return _namespace(_widened(source), given)
+
+
+def _widened(source: str) -> str:
+    # A cast from one type to another makes a copy, in float64 as well.
+    return _NARROW.sub("torch.float64", _CAST.sub(r".to(\1, copy=True)", source))
 
 
 @contextmanager
@@ -152,7 +158,7 @@ def _spread(source: str) -> list[Any] | None:
         wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
         try:
             with _default_dtype(torch.float64):
-                moved = _stepwise(wide, _steps(_NARROW.sub("torch.float64", source)), wide["inputs"](), move)
+                moved = _stepwise(wide, _steps(_widened(source)), wide["inputs"](), move)
         except Exception:
             return None
         for place, (a, b) in enumerate(zip(middle, moved, strict=True)):

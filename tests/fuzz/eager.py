@@ -32,6 +32,8 @@ class Eager:
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     rough: set[int] = field(default_factory=set)
+    # Views through an expansion. Functionalisation gives a write to one back as `base + (new - base)`, which rounds.
+    expanded: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
@@ -66,6 +68,10 @@ class Eager:
                 assert line.writes is not None
                 self.tensor(line.writes).untyped_storage().copy_(backup)
             raise Refused(str(error)) from error
+        through = [_storage(self.tensor(name)) for name in line.uses if name in self.expanded]
+        for name in line.defines:
+            if ".expand(" in line.code or _storage(self.tensor(name)) in through:
+                self.expanded.add(name)
         for name in line.touched:
             fresh = _storage(self.tensor(name)) not in known
             if rough and (fresh or line.writes is not None):
@@ -81,6 +87,8 @@ class Eager:
         if line.writes is None:
             return
         target = self.tensor(line.writes)
+        if line.writes in self.expanded:
+            raise Refused("a write through an expansion")
         if target.numel() != len(written := _cells(target)):
             raise Refused("several elements are one")
         for name in line.uses:
