@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,145 +9,23 @@ import torch
 
 from litz.capture.joint import trace_joint
 from litz.graph.rewrite_joint import rewrite_joint
+from litz.graph.rewrite_pre_grad import rewrite_pre_grad
+from tests.graph.attention_models import MODELS, with_dropout
 from tests.graph.rewriting import context, results
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-VOCABULARY = 100
-# module, arguments, the arguments of a mask, attentions, of them causal when there is no mask
-Case = tuple[torch.nn.Module, dict[str, Any], dict[str, Any], int, int]
-
-_TOKENS = {"input_ids": torch.randint(5, VOCABULARY - 1, (2, 12), generator=torch.Generator().manual_seed(0))}
-_PADDING = {"attention_mask": torch.ones(2, 12, dtype=torch.long).index_fill(1, torch.arange(9, 12), 0)}
-_IMAGE = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))}
-_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-_CODERS = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "use_cache": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_DECODED = {"decoder_input_ids": _TOKENS["input_ids"][:, :7]}
+SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
-def make(model: str, config: str, attention: str, **fields: Any) -> torch.nn.Module:
-    torch.manual_seed(0)
-    settings = getattr(transformers, config)(**fields)
-    return getattr(transformers, model)._from_config(settings, attn_implementation=attention).eval()
-
-
-def encoder(name: str) -> Callable[[str], Case]:
-    return lambda a: (
-        make(f"{name}Model", f"{name}Config", a, vocab_size=VOCABULARY, **_SMALL),
-        _TOKENS,
-        _PADDING,
-        2,
-        0,
-    )
-
-
-def decoder(name: str) -> Callable[[str], Case]:
-    fields = {**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
-    return lambda a: (
-        make(f"{name}ForCausalLM", f"{name}Config", a, vocab_size=VOCABULARY, **fields),
-        _TOKENS,
-        _PADDING,
-        2,
-        2,
-    )
-
-
-def gpt2(a: str) -> Case:
-    fields = {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False}
-    return make("GPT2LMHeadModel", "GPT2Config", a, vocab_size=VOCABULARY, **fields), _TOKENS, _PADDING, 2, 2
-
-
-def distilbert(a: str) -> Case:
-    fields = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
-    return make("DistilBertModel", "DistilBertConfig", a, vocab_size=VOCABULARY, **fields), _TOKENS, _PADDING, 2, 0
-
-
-def t5(a: str) -> Case:
-    fields = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "use_cache": False}
-    # The position bias is a mask to the fused operator, so nothing is purely causal here.
-    return make("T5Model", "T5Config", a, vocab_size=VOCABULARY, **fields), {**_TOKENS, **_DECODED}, _PADDING, 6, 0
-
-
-def bart(a: str) -> Case:
-    return (
-        make("BartModel", "BartConfig", a, vocab_size=VOCABULARY, max_position_embeddings=30, **_CODERS),
-        {**_TOKENS, **_DECODED},
-        _PADDING,
-        6,
-        2,
-    )
-
-
-def whisper(a: str) -> Case:
-    fields = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 30, "decoder_start_token_id": 1}
-    model = make("WhisperModel", "WhisperConfig", a, vocab_size=VOCABULARY, **fields, **_CODERS)
-    sound = {"input_features": torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(0))}
-    return model, {**sound, **_DECODED}, {"decoder_attention_mask": torch.ones(2, 7, dtype=torch.long)}, 6, 2
-
-
-def opt(a: str) -> Case:
-    fields = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "ffn_dim": 64,
-        "max_position_embeddings": 40,
-    }
-    return (
-        make("OPTModel", "OPTConfig", a, vocab_size=VOCABULARY, word_embed_proj_dim=32, use_cache=False, **fields),
-        _TOKENS,
-        _PADDING,
-        2,
-        2,
-    )
-
-
-def vit(a: str) -> Case:
-    return make("ViTModel", "ViTConfig", a, image_size=32, patch_size=8, **_SMALL), _IMAGE, {}, 2, 0
-
-
-def clip(a: str) -> Case:
-    text = {"vocab_size": VOCABULARY, "max_position_embeddings": 20, "eos_token_id": 2, **_SMALL}
-    model = make(
-        "CLIPModel",
-        "CLIPConfig",
-        a,
-        text_config=text,
-        vision_config={"image_size": 32, "patch_size": 8, **_SMALL},
-        projection_dim=16,
-    )
-    return model, {**_TOKENS, **_IMAGE}, _PADDING, 4, 2
-
-
-MODELS: dict[str, Callable[[str], Case]] = {
-    "bert": encoder("Bert"),
-    "roberta": encoder("Roberta"),
-    "electra": encoder("Electra"),
-    "distilbert": distilbert,
-    "gpt2": gpt2,
-    "llama": decoder("Llama"),
-    "qwen2": decoder("Qwen2"),
-    "mistral": decoder("Mistral"),
-    "opt": opt,
-    "t5": t5,
-    "bart": bart,
-    "whisper": whisper,
-    "vit": vit,
-    "clip": clip,
-}
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tensors are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def rewritten(model: torch.nn.Module, arguments: dict[str, Any]) -> list[torch.fx.Node]:
@@ -174,8 +51,12 @@ def rewritten(model: torch.nn.Module, arguments: dict[str, Any]) -> list[torch.f
     return found
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", MODELS)
+FUSED_ALREADY = ("bert", "distilbert", "gpt2", "llama", "t5", "whisper")
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [*((name, "eager") for name in MODELS), *((name, "sdpa") for name in FUSED_ALREADY)]
+)
 def test_without_a_mask(name: str, attention: str) -> None:
     model, arguments, _, attentions, causal = MODELS[name](attention)
     nodes = rewritten(model, arguments)
@@ -193,24 +74,65 @@ def test_with_a_mask(name: str) -> None:
     assert any(n.kwargs.get("attn_mask") is not None for n in nodes)
 
 
-def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("dropout", "attention_dropout", "dropout_prob", "activation_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    return model.train()
+def compiled(model: torch.nn.Module, arguments: dict[str, Any], backend: Any) -> None:
+    def captured(graph_module, inputs):
+        if any("softmax" in str(n.target) for n in graph_module.graph.nodes):
+            backend(graph_module, inputs)
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=captured)(**arguments)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "qwen2", "distilbert", "clip"])
-def test_in_training(name: str) -> None:
-    """Forward and backward of every attention are fused, and the numbers of both stay."""
-    model, arguments, _, attentions, _ = MODELS[name]("eager")
-    found: list[torch.fx.Node] = []
+def numbers(function: Any, inputs: list[Any]) -> list[torch.Tensor]:
+    """Results and gradients, with the same random numbers each time."""
+    torch.manual_seed(5)
+    found = [r for r in function(*inputs) if isinstance(r, torch.Tensor)]
+    moving = [r for r in found if r.requires_grad]
+    weights = [torch.linspace(-1, 1, r.numel()).reshape(r.shape) for r in moving]
+    learned = [i for i in inputs if isinstance(i, torch.Tensor) and i.requires_grad]
+    gradients = torch.autograd.grad(moving, learned, weights, allow_unused=True) if moving else ()
+    return [r.detach() for r in found] + [g for g in gradients if g is not None]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_with_dropout(name: str, masked: bool) -> None:
+    """Eager's random numbers, results and gradients; autograd itself differentiates the new operator."""
+    model, arguments, mask, attentions, _ = MODELS[name]("eager")
+    if masked and not mask:
+        pytest.skip("it takes no mask")
+    fired, left = [], []
 
     def backend(graph_module, inputs):
-        joint = trace_joint(graph_module.forward, inputs, None, {}, True)
+        ctx = context()
+        function = rewrite_pre_grad(graph_module.forward, inputs, ctx)
+        nodes = list(function.__self__.graph.nodes)
+        found = [n for n in nodes if n.target is SDPA]
+        assert all(n.args[4] == 0.25 for n in found), "the share that is dropped"
+        assert sum(f.times for f in ctx.firings if f.rule == "attention_pre_grad") == len(found)
+        fired.extend(found)
+        left.extend(n for n in nodes if "softmax" in str(n.target))
+        for old, new in zip(numbers(graph_module, inputs), numbers(function, inputs), strict=True):
+            torch.testing.assert_close(new, old, rtol=1e-3, atol=1e-5)
+
+    compiled(with_dropout(model, 0.25), {**arguments, **(mask if masked else {})}, backend)
+    assert len(fired) == attentions and not left
+    if masked and name not in ("whisper", "bart", "t5", "clip"):
+        assert all(n.args[3] is not None for n in fired), "the mask was lost"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_without_dropout(name: str) -> None:
+    """Forward and backward of every attention are fused, and the numbers of both stay; a learned bias is a mask."""
+    model, arguments, _, attentions, _ = MODELS[name]("eager")
+    found: list[torch.fx.Node] = []
+    early: list[torch.fx.Node] = []
+
+    def backend(graph_module, inputs):
+        function = rewrite_pre_grad(graph_module.forward, inputs, context())
+        early.extend(n for n in function.__self__.graph.nodes if n.target is SDPA)
+        joint = trace_joint(function, inputs, None, {}, True)
         placeholders = [n for n in joint.graph.graph.nodes if n.op == "placeholder"]
         given = [i.detach() for i in inputs]
         given += [torch.randn(n.meta["val"].shape) for n in placeholders[len(given) :]]
@@ -219,8 +141,26 @@ def test_in_training(name: str) -> None:
         for old, new in zip(before, results(joint.graph, given), strict=True):
             torch.testing.assert_close(new, old, rtol=1e-3, atol=1e-4)
         found.extend(n for n in joint.graph.graph.nodes if "_scaled_dot_product_" in str(n.target))
-        return graph_module.forward
 
+    compiled(with_dropout(model, 0.0), arguments, backend)
+    assert len(early) == (2 if name == "t5" else 0)
+    assert len(found) == 2 * (attentions - len(early))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_a_step_of_training(name: str) -> None:
+    """The whole compiler: eager's loss and gradients, from the same seed."""
+    import litz
+
+    model, arguments, mask, _, _ = MODELS[name]("eager")
+    with_dropout(model, 0.25)
     torch._dynamo.reset()
-    torch.compile(without_dropout(model), backend=backend)(**arguments)
-    assert len(found) == 2 * attentions
+    found = []
+    for run in (model, litz.compile(model)):
+        torch.manual_seed(5)
+        model.zero_grad()
+        output = run(**arguments, **mask).last_hidden_state
+        (output * torch.linspace(-1, 1, output.numel()).reshape(output.shape)).sum().backward()
+        found.append([output.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for eager, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-3, atol=1e-4)
