@@ -13,28 +13,20 @@ from litz.ops.registry import LOWERINGS, lowers
 aten = torch.ops.aten
 
 _NAMES = (
-    "_scaled_dot_product_flash_attention_for_cpu", "sort", "topk", "kthvalue",
-    "median", "mode", "_fft_c2c", "_fft_r2c", "_fft_c2r", "_linalg_det", "_linalg_eigh", "_linalg_svd", "linalg_qr",
-    "linalg_lu_factor_ex", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex",
-    "triangular_solve", "cholesky", "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig",
-    "linalg_householder_product", "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
-    # Gradients of heavy operators, and those whose places come from data: the library adds in a fixed order.
-    "convolution_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "unfold_backward", "_cdist_backward",
-    "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
-    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "upsample_nearest1d_backward",
-    "upsample_nearest2d_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact1d_backward",
-    "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward", "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward", "upsample_trilinear3d_backward", "upsample_bicubic2d_backward",
-    "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward", "reflection_pad1d_backward",
-    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
-    "replication_pad2d_backward", "replication_pad3d_backward", "masked_scatter_backward", "mkldnn_rnn_layer_backward",
-    "rrelu_with_noise_backward", "_ctc_loss", "_ctc_loss_backward", "_weight_norm_interface",
-    "_weight_norm_interface_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
-    "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward", "multi_margin_loss_backward",
-    "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward", "_embedding_bag_backward",
-    "masked_scatter",
-    "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "erfinv", "digamma", "polygamma", "i0", "special_i1",
+    "_scaled_dot_product_flash_attention_for_cpu", "sort", "topk", "kthvalue", "median", "mode", "_fft_c2c", "_fft_r2c",
+    "_fft_c2r", "_linalg_det", "_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_lu_factor_ex", "linalg_inv_ex",
+    "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex", "triangular_solve", "cholesky",
+    "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig", "linalg_householder_product",
+    "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "_embedding_bag_dense_backward",
+    "_embedding_bag_per_sample_weights_backward", "_cdist_backward", "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
+    "masked_scatter_backward", "mkldnn_rnn_layer_backward", "rrelu_with_noise_backward", "_ctc_loss",
+    "_ctc_loss_backward", "_weight_norm_interface", "_weight_norm_interface_backward", "_thnn_fused_lstm_cell",
+    "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
+    "multi_margin_loss_backward", "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward",
+    "_embedding_bag_backward", "masked_scatter", "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "erfinv",
+    "digamma", "polygamma", "i0", "special_i1",
 )  # fmt: skip
 
 

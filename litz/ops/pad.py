@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import compute_type
 from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
+from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
 from litz.ops.pool import inside
 from litz.ops.registry import lowers
@@ -53,6 +55,52 @@ def replication_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int]) -> A
     return _bent_pad(b, node, x, pad, _nearest)
 
 
+@lowers(
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default,
+)
+def reflection_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int]) -> Any:
+    return _bent_back(b, node, grad, x, pad, _mirrored)
+
+
+@lowers(
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+)
+def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int]) -> Any:
+    return _bent_back(b, node, grad, x, pad, _nearest)
+
+
+def _bent_back(
+    b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Callable[[Body, Expr, int], Val]
+) -> Any:
+    """Each element of the padded tensor adds its gradient where it was read."""
+    if not all(size.is_int for size in x.sizes):
+        return NotImplemented
+    fake, dtype = node.meta["val"], compute_type(grad.dtype)
+    made = update.started(b, fake, 0, dtype)
+    outer = len(x.sizes) - len(pad) // 2
+
+    def step(body: Body, at: Point, inner: Point) -> None:
+        places = (
+            _bent(body, i, p, size.int, bend) for i, p, size in zip(inner, pad[-2::-2], x.sizes[outer:], strict=True)
+        )
+        body.update(made, (*at, *places), "sum", body.cast(body.load(grad, (*at, *inner)), dtype))
+
+    update.walk(b, made.sizes[:outer], made.strides[:outer], grad.sizes[outer:], step)
+    return update.finished(b, fake, made)
+
+
+def _bent(body: Body, i: Expr, before: int, size: int, bend: Callable[[Body, Expr, int], Val]) -> Expr:
+    """The position that element `i` of the padded dimension was read from."""
+    position = i - before
+    low, high = position.bounds()
+    within = low is not None and high is not None and low >= 0 and high < size
+    return position if within else expr(Value(bend(body, position, size).name))
+
+
 def _bent_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], bend: Callable[[Body, Expr, int], Val]) -> Any:
     """`x` where every position outside is bent back inside."""
     if not all(size.is_int for size in x.sizes):
@@ -62,12 +110,7 @@ def _bent_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], bend: Call
         before[-1 - i] = pad[2 * i]
 
     def formula(body: Body, point: Point) -> Val:
-        place: list[Expr] = []
-        for i, p, size in zip(point, before, x.sizes, strict=True):
-            position = i - p
-            low, high = position.bounds()
-            within = low is not None and high is not None and low >= 0 and high < size.int
-            place.append(position if within else expr(Value(bend(body, position, size.int).name)))
-        return body.load(x, tuple(place))
+        places = (_bent(body, i, p, size.int, bend) for i, p, size in zip(point, before, x.sizes, strict=True))
+        return body.load(x, tuple(places))
 
     return b.pointwise(node.meta["val"], formula)

@@ -18,7 +18,9 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import Expr, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Space, Val
+from litz.ops import update
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.index import unflatten
 from litz.ops.norm import over
 from litz.ops.pool import Spans, conjunction, inside, spread
 from litz.ops.registry import lowers
@@ -116,6 +118,32 @@ def max_pool_backward(
 
     _gather(b, out, windows, grad.sizes[-spatial:], share)
     return out
+
+
+@lowers(
+    aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d_backward.default,
+)
+def max_backward(b: Builder, node: fx.Node, grad: View, x: View, *rest: Any) -> Any:
+    """Windows of any shape: each adds its gradient to the element that won, which its index names."""
+    indices = rest[-1]
+    spatial = 3 if "3d" in str(node.target) else 2
+    fake, dtype = node.meta["val"], compute_type(grad.dtype)
+    if not is_float(dtype):
+        return NotImplemented
+    made = update.started(b, fake, 0, dtype)
+    outer = len(grad.sizes) - spatial
+    plane = made.sizes[outer:]
+
+    def step(body: Body, at: Point, inner: Point) -> None:
+        winner = body.position(body.load(indices, (*at, *inner)), numel(plane), wrap=False)
+        value = body.cast(body.load(grad, (*at, *inner)), dtype)
+        body.update(made, (*at, *unflatten(winner, plane)), "sum", value)
+
+    update.walk(b, made.sizes[:outer], made.strides[:outer], grad.sizes[outer:], step)
+    return update.finished(b, fake, made)
 
 
 def _strided_gather(fake: torch.Tensor, stride: Sequence[int]) -> bool:

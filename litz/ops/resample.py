@@ -22,7 +22,7 @@ from litz.ops.registry import lowers
 aten = torch.ops.aten
 
 
-def _ratio(size: int, out: int, scale: float | None, dtype: str = "f32") -> float:
+def ratio_of(size: int, out: int, scale: float | None, dtype: str = "f32") -> float:
     """Source positions for each step of the result, in the type eager computes them in."""
     kind = np.float64 if dtype == "f64" else np.float32
     if scale is not None and scale > 0:
@@ -31,10 +31,10 @@ def _ratio(size: int, out: int, scale: float | None, dtype: str = "f32") -> floa
 
 
 # -- nearest ----------------------------------------------------------------------------------
-def _nearest(body: Body, o: Expr, size: int, out: int, scale: float | None, centre: bool) -> Expr:
+def nearest(body: Body, o: Expr, size: int, out: int, scale: float | None, centre: bool) -> Expr:
     if size == out and not centre:
         return o
-    ratio = np.float32(_ratio(size, out, scale))
+    ratio = np.float32(ratio_of(size, out, scale))
     steps = np.arange(out, dtype=np.float32) + np.float32(0.5 if centre else 0)
     table = np.minimum(np.floor(steps * ratio).astype(np.int64), size - 1)
     if out == 2 * size and not centre:
@@ -44,8 +44,8 @@ def _nearest(body: Body, o: Expr, size: int, out: int, scale: float | None, cent
     if all(place == (2 * i + shift) * size // (2 * out) for i, place in enumerate(table)):
         return ((o * 2 + shift) * size) // (2 * out)
     position = (body.cast(body.index(o), "f32") + (0.5 if centre else 0.0)) * float(ratio)
-    nearest = body.apply("min", body.cast(body.apply("floor", position), "i64"), size - 1)
-    return expr(Value(nearest.name))
+    place = body.apply("min", body.cast(body.apply("floor", position), "i64"), size - 1)
+    return expr(Value(place.name))
 
 
 def _upsample_nearest(b: Builder, node: fx.Node, x: View, scales: Sequence[float | None], centre: bool) -> Any:
@@ -57,7 +57,7 @@ def _upsample_nearest(b: Builder, node: fx.Node, x: View, scales: Sequence[float
 
     def formula(body: Body, point: Point) -> Val:
         place = [
-            _nearest(body, o, size.int, out, scale, centre)
+            nearest(body, o, size.int, out, scale, centre)
             for o, size, out, scale in zip(point[-spatial:], sizes, outs, scales, strict=True)
         ]
         return body.load(x, (*point[:-spatial], *place))
@@ -89,15 +89,15 @@ def upsample_nearest_vec(b: Builder, node: fx.Node, x: View, size: Any, scales: 
 
 
 # -- linear -----------------------------------------------------------------------------------
-class _Mix:
+class Mix:
     """Two neighbours of a source position, and how much of the second."""
 
     def __init__(self, body: Body, o: Expr, size: int, out: int, align_corners: bool, scale: float | None, dtype: str):
         step = body.cast(body.index(o), dtype)
         if align_corners:
-            at = step * (_ratio(size - 1, out - 1, None, dtype) if out > 1 else 0.0)
+            at = step * (ratio_of(size - 1, out - 1, None, dtype) if out > 1 else 0.0)
         else:
-            at = body.apply("max", (step + 0.5) * _ratio(size, out, scale, dtype) - 0.5, 0)
+            at = body.apply("max", (step + 0.5) * ratio_of(size, out, scale, dtype) - 0.5, 0)
         first = body.apply("min", body.cast(at, "i64"), size - 1)
         second = body.apply("min", first + 1, size - 1)
         self.first, self.second = expr(Value(first.name)), expr(Value(second.name))
@@ -120,8 +120,8 @@ def upsample_bilinear(
 
     def formula(body: Body, point: Point) -> Val:
         *outer, h, w = point
-        rows = _Mix(body, h, height, out_h, align_corners, scale_h, dtype)
-        columns = _Mix(body, w, width, out_w, align_corners, scale_w, dtype)
+        rows = Mix(body, h, height, out_h, align_corners, scale_h, dtype)
+        columns = Mix(body, w, width, out_w, align_corners, scale_w, dtype)
 
         def row(i: Expr) -> Val:
             return columns.of(

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import compute_type
 from litz.loop.ir import View
+from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
 from litz.ops.pool import conjunction
 from litz.ops.registry import lowers
@@ -48,6 +50,28 @@ def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int],
         return body.load(grad, (*point[:dim], *point[dim + 1 :]), mask)
 
     return b.pointwise(node.meta["val"], formula)
+
+
+@lowers(aten.unfold_backward.default)
+def unfold_backward(
+    b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, size: int, stride: int
+) -> Any:
+    """Windows may overlap: each adds its part, one window after the other."""
+    if not sizes:
+        return NotImplemented
+    dim %= len(sizes)
+    fake, dtype = node.meta["val"], compute_type(grad.dtype)
+    made = update.started(b, fake, 0, dtype)
+    others = [d for d in range(len(sizes)) if d != dim]
+
+    def step(body: Body, at: Point, inner: Point) -> None:
+        window, k = inner
+        value = body.cast(body.load(grad, (*at[:dim], window, *at[dim:], k)), dtype)
+        body.update(made, (*at[:dim], window * stride + k, *at[dim:]), "sum", value)
+
+    sizes_of_others, strides = [made.sizes[d] for d in others], [made.strides[d] for d in others]
+    update.walk(b, sizes_of_others, strides, (grad.sizes[dim], grad.sizes[-1]), step)
+    return update.finished(b, fake, made)
 
 
 @lowers(aten.diagonal_backward.default)

@@ -177,8 +177,8 @@ VIEWS = [
         "unfold",
         lambda g: aten.unfold_backward(g, [3, 11], 1, 7, 1),
         torch.randn(3, 5, 7),
-        calls=("aten::unfold_backward",),
     ),
+    case("unfold-step", lambda g: aten.unfold_backward(g, [11, 3], 0, 4, 3), torch.randn(3, 3, 4)),
 ]
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from litz.ops import coverage
-from tests.ops import cases_index, cases_nn, cases_pointwise, cases_reduce
+from tests.ops import cases_index, cases_nn, cases_pointwise, cases_reduce, cases_resample
 from tests.ops.lowering import Case, check, lowered, run
 
-CASES = [*cases_reduce.CASES, *cases_index.CASES, *cases_nn.CASES, *cases_pointwise.CASES]
+CASES = [*cases_reduce.CASES, *cases_index.CASES, *cases_nn.CASES, *cases_pointwise.CASES, *cases_resample.CASES]
 
 
 @pytest.mark.parametrize("one", CASES, ids=[one.name for one in CASES])
