@@ -363,6 +363,11 @@ def broadcast(view: View, point: Point) -> Point:
     return tuple(ZERO if size is ONE else i for size, i in zip(view.sizes, own, strict=True))
 
 
+def line(view: View) -> View:
+    """A 0-d tensor as the 1-d one that many operators take it for."""
+    return view if view.sizes else View(view.buffer, view.dtype, (ONE,), (ONE,), view.offset)
+
+
 def numel(sizes: Sequence[Expr]) -> Expr:
     total = ONE
     for size in sizes:

@@ -37,6 +37,15 @@ def _ignoring_nan(b: Builder, node: fx.Node, op: str, x: View, y: View) -> View:
     return elementwise(b, node, formula, x, y)
 
 
+@lowers(aten.angle.default)
+def angle(b: Builder, node: fx.Node, x: View) -> View:
+    def formula(body: Body, v: Val) -> Val:
+        turned = body.where(v < 0, body.const(math.pi, v.dtype), 0.0)
+        return body.where(body.apply("isnan", v), v, turned)
+
+    return elementwise(b, node, formula, x)
+
+
 @lowers(aten.heaviside.default)
 def heaviside(b: Builder, node: fx.Node, x: View, at_zero: View) -> Any:
     if x.dtype == "b1":

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.expr import Expr
+from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Val, broadcast, numel
+from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -33,27 +33,29 @@ def embedding(b: Builder, node: fx.Node, weight: View, indices: View, *_: Any, *
 
 @lowers(aten.index_select.default)
 def index_select(b: Builder, node: fx.Node, x: View, dim: int, index: View) -> Any:
-    if not x.sizes:
-        return NotImplemented
-    dim %= len(x.sizes)
+    whole = line(x)
+    dim %= len(whole.sizes)
 
     def formula(body: Body, point: Point) -> Val:
+        point = point or (ZERO,)
         place = (point[dim],) if index.sizes else ()
-        at = body.position(body.load(index, place), x.sizes[dim], wrap=False)
-        return body.load(x, (*point[:dim], at, *point[dim + 1 :]))
+        at = body.position(body.load(index, place), whole.sizes[dim], wrap=False)
+        return body.load(whole, (*point[:dim], at, *point[dim + 1 :]))
 
     return b.pointwise(node.meta["val"], formula)
 
 
 @lowers(aten.gather.default)
 def gather(b: Builder, node: fx.Node, x: View, dim: int, index: View, sparse_grad: bool = False) -> Any:
-    if len(x.sizes) != len(index.sizes) or not x.sizes:
-        return NotImplemented  # a 0-d tensor taken for a 1-d one
-    dim %= len(x.sizes)
+    whole, places = line(x), line(index)
+    if len(whole.sizes) != len(places.sizes):
+        return NotImplemented  # nothing is gathered
+    dim %= len(whole.sizes)
 
     def formula(body: Body, point: Point) -> Val:
-        at = body.position(body.load(index, point), x.sizes[dim], wrap=False)
-        return body.load(x, (*point[:dim], at, *point[dim + 1 :]))
+        point = point or (ZERO,)
+        at = body.position(body.load(places, point), whole.sizes[dim], wrap=False)
+        return body.load(whole, (*point[:dim], at, *point[dim + 1 :]))
 
     return b.pointwise(node.meta["val"], formula)
 

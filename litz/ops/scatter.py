@@ -17,7 +17,7 @@ from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import update
-from litz.ops.builder import Body, Builder, Point, Val, broadcast, numel, operand
+from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand
 from litz.ops.index import counts, unflatten
 from litz.ops.pool import conjunction
 from litz.ops.registry import lowers
@@ -145,8 +145,9 @@ def scatter_reduced(b: Builder, node: fx.Node, x: View, dim: int, index: View, v
 
 def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: Any, kind: str) -> Any:
     dtype = x.dtype if kind == "put" else compute_type(x.dtype)
-    if not x.sizes or len(index.sizes) != len(x.sizes):
-        return NotImplemented
+    x, index, source = line(x), line(index), line(source) if isinstance(source, View) else source
+    if len(index.sizes) != len(x.sizes):
+        return NotImplemented  # nothing is put
     dim %= len(x.sizes)
 
     def put(body: Body, at: Point, mask: Val | None = None) -> Val:
@@ -155,10 +156,11 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
 
     if not index.sizes[dim].is_int or index.sizes[dim].int > _MOST_INDICES:
         made = update.started(b, node.meta["val"], x, dtype)
-        update.scatter(b, made, dim, index, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put)
+        update.scatter(b, line(made), dim, index, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put)
         return update.finished(b, node.meta["val"], made)
 
     def formula(body: Body, point: Point) -> Val:
+        point = point or (ZERO,)
         # The index may cover only the first rows of the other dimensions.
         covered = conjunction([
             body.index(i) < body.index(index.sizes[d])
@@ -202,23 +204,21 @@ def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value
 
 @lowers(aten.index_copy.default)
 def index_copy(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
-    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1:
-        return NotImplemented
-    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, False, wrap=False)
+    return _assign(b, node, line(x), _along(x, dim, index), line(source), False, wrap=False)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: Any) -> Any:
-    if not x.sizes:
-        return NotImplemented
-    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], value, False, wrap=True)
+    return _assign(b, node, line(x), _along(x, dim, index), value, False, wrap=True)
+
+
+def _along(x: View, dim: int, index: View) -> list[View | None]:
+    return [*[None] * (dim % max(len(x.sizes), 1)), line(index)]
 
 
 @lowers(aten.index_add.default)
 def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
-    if not x.sizes or len(source.sizes) != len(x.sizes) or len(index.sizes) != 1:
-        return NotImplemented
-    return _assign(b, node, x, [*[None] * (dim % len(x.sizes)), index], source, True, wrap=False, factor=alpha)
+    return _assign(b, node, line(x), _along(x, dim, index), line(source), True, wrap=False, factor=alpha)
 
 
 def _assign(
@@ -244,12 +244,13 @@ def _assign(
     places = numel(shape)
     if not places.is_int or places.int > _MOST_INDICES:
         made = update.started(b, node.meta["val"], x, dtype)
-        update.assign(b, made, indices, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put, wrap)
+        update.assign(b, line(made), indices, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put, wrap)
         return update.finished(b, node.meta["val"], made)
     # As in `index`: the dimensions of the indices stand in place of neighbours, else in front.
     start = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
 
     def formula(body: Body, point: Point) -> Val:
+        point = point or (ZERO,)
         value = body.cast(body.load(x, point), dtype)
         rest = [i for d, i in enumerate(point) if d not in dims]
         for k in range(places.int):

@@ -16,7 +16,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ONE, ZERO, Expr
 from litz.loop.ir import View, identity
-from litz.ops.builder import Body, Builder, Point, Space, Val, broadcast, dtype_of, numel, operand, sizes_of
+from litz.ops.builder import Body, Builder, Point, Space, Val, broadcast, dtype_of, line, numel, operand, sizes_of
 from litz.ops.index import unflatten
 from litz.ops.registry import lowers
 
@@ -28,7 +28,7 @@ Value = Callable[[Body, Point], Val]
 def started(b: Builder, fake: torch.Tensor, x: View | float, dtype: str) -> View:
     """A buffer shaped as the result that holds `x` in `dtype`."""
     out = b.allocate(fake) if dtype == dtype_of(fake) else b.scratch(sizes_of(fake), dtype)
-    return b.pointwise(fake, lambda body, point: operand(body, point, x, dtype), out=out)
+    return b.pointwise(fake, lambda body, point: operand(body, point or (ZERO,), x, dtype), out=out)
 
 
 def finished(b: Builder, fake: torch.Tensor, made: View) -> View:
@@ -72,28 +72,28 @@ _REDUCTIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "max", "amin
 def scatter_reduce(
     b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, reduce: str, *, include_self: bool = True
 ) -> Any:
-    if len(index.sizes) != len(x.sizes) or not x.sizes:
-        return b.library(node, (x, dim, index, source, reduce), {"include_self": include_self})
-    dim %= len(x.sizes)
+    if len(line(index).sizes) != len(line(x).sizes):
+        return NotImplemented  # nothing is put
+    dim %= max(len(x.sizes), 1)
 
     def each(made: View, kind: str, value: Value) -> None:
-        scatter(b, made, dim, index, kind, value)
+        scatter(b, line(made), dim, line(index), kind, value)
 
-    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(source, at))
+    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(line(source), at))
 
 
 @lowers(aten.index_reduce.default)
 def index_reduce(
     b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, reduce: str, *, include_self: bool = True
 ) -> Any:
-    if len(source.sizes) != len(x.sizes) or not x.sizes:
+    if len(line(source).sizes) != len(line(x).sizes):
         return NotImplemented
-    places = [*[None] * (dim % len(x.sizes)), index]
+    places = [*[None] * (dim % max(len(x.sizes), 1)), line(index)]
 
     def each(made: View, kind: str, value: Value) -> None:
-        assign(b, made, places, kind, value, wrap=False)
+        assign(b, line(made), places, kind, value, wrap=False)
 
-    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(source, at))
+    return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(line(source), at))
 
 
 def _reduced(

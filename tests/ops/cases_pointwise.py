@@ -28,6 +28,7 @@ UNARY = (
     "abs", "neg", "exp", "exp2", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh", "atan", "asinh", "erf", "erfc",
     "sigmoid", "floor", "ceil", "trunc", "round", "sign", "sgn", "frac", "isnan", "isinf", "isfinite", "isposinf",
     "isneginf", "signbit", "square", "relu", "reciprocal", "deg2rad", "rad2deg", "sinc", "nan_to_num", "logical_not",
+    "angle", "digamma", "erfinv",
 )  # fmt: skip
 POSITIVE = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "lgamma", "asin", "acos", "atanh")
 ACTIVATIONS = (
@@ -92,6 +93,11 @@ CASES: list[Case] = [
     case("pow-special", lambda x: x**3, SPECIAL),
     case("pow-tensor", lambda x, y: x**y, UNIT, X),
     case("pow-number", lambda x: 2.5**x, X),
+    case("polygamma", lambda x: torch.polygamma(1, x), SPECIAL.double() + 0.01),
+    case("polygamma-digamma", lambda x: torch.polygamma(0, x), X),
+    case("polygamma-two", lambda x: torch.polygamma(2, x), UNIT, calls=("aten::polygamma",)),
+    case("digamma-whole", lambda x: torch.digamma(x), INTS),
+    case("erfinv-f64", lambda x: torch.erfinv(x), UNIT.double()),
     case("pow-int-tensor", lambda x, y: x**y, INTS, SMALL, calls=("aten::pow.Tensor_Tensor",)),
     case("abs-int", torch.abs, INTS),
     case("neg-int", torch.neg, INTS),
