@@ -45,10 +45,9 @@ def read(b: Build) -> None:
     else:
         rank = b[x].dim()
         index = b.pick(lambda t: t.dtype is torch.int64 and t.dim() == rank)
-        code = f"torch.{b.one(('gather', 'take_along_dim'))}({x}, {{0}}{{2}}, {{1}})"
-        if size == 0:
+        if not size:
             raise Refused("no places")
-        if code.startswith("torch.take"):
+        if b.maybe():
             b.define(f"torch.take_along_dim({x}, {index} % {size}, {dim})", x, index)
         else:
             b.define(f"torch.gather({x}, {dim}, {index} % {size})", x, index)

@@ -84,6 +84,8 @@ class Eager:
                 raise Refused("it decides about a rounding")
             if line.lowest is not None and not (_finite(value) and _within(value, line.lowest, CASTABLE)):
                 raise Refused("out of an integer's range")
+        if line.rows is not None and not _varies(self.tensor(line.uses[0]), line.rows):
+            raise Refused("the spread of equal numbers is nothing but their rounding")
         if line.writes is None:
             return
         target = self.tensor(line.writes)
@@ -123,6 +125,11 @@ def _finite(value: torch.Tensor) -> bool:
 
 def _within(value: torch.Tensor, low: float, high: float) -> bool:
     return not value.numel() or (float(value.min()) >= low and float(value.max()) <= high)
+
+
+def _varies(tensor: torch.Tensor, dims: tuple[int, ...]) -> bool:
+    wide = tensor.to(torch.float64)
+    return bool((wide.var(dims, correction=0) > 1e-4 * wide.square().mean(dims)).all())
 
 
 def _storage(tensor: torch.Tensor) -> int:

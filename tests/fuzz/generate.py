@@ -20,7 +20,7 @@ from tests.fuzz.numbers import FLAVOURS
 from tests.fuzz.program import FuzzProgram
 
 MOST = 30  # statements
-SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33)
+SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 
 ROUNDING = (
     *("sigmoid", "tanh", "exp", "expm1", "sin", "cos", "erf", "square", "rsqrt", "sqrt", "log", "log1p", "reciprocal"),
@@ -149,17 +149,20 @@ def reduce(b: Build) -> None:
     x = b.sure() if decides else b.pick()
     rank = b[x].dim()
     keep = b.one((", keepdim=True", ""))
+    dims: tuple[int, ...]
     if kind in ("sum", "mean", "amax", "amin", "var", "std", "logsumexp") and rank > 1 and b.maybe():
         first = b.number(0, rank - 2)
-        where = f"({first}, {b.number(first + 1, rank - 1) - (rank if b.maybe() else 0)})"
+        dims = (first, b.number(first + 1, rank - 1) - (rank if b.maybe() else 0))
+        where = str(dims)
     elif kind != "logsumexp" and b.maybe(4):
-        where, keep = "", ""
+        dims, where, keep = tuple(range(rank)), "", ""
     else:
-        where = str(b.dim(x))
+        dims = (b.dim(x),)
+        where = str(dims[0])
     name = f"torch.{kind}" if b.maybe() else kind
     call = f"{name}({x}, {where}{keep})" if name.startswith("torch.") and where else f"{x}.{kind}({where}{keep})"
-    rounds = kind not in ("amax", "amin")
-    b.define(call, x, rounds=rounds and not decides, decides=(x,) if decides else ())
+    rounds = kind not in ("amax", "amin") and not decides
+    b.define(call, x, rounds=rounds, decides=(x,) if decides else (), rows=dims if kind in ("var", "std") else None)
 
 
 def row_operator(b: Build) -> None:
@@ -172,10 +175,12 @@ def row_operator(b: Build) -> None:
         rank = b[x].dim()
         if not rank:
             raise Refused("no row")
-        shape = tuple(b[x].shape[-b.number(1, min(2, rank)) :])
+        count = b.number(1, min(2, rank))
+        shape = tuple(b[x].shape[-count:])
         weight = b.floating(lambda t: tuple(t.shape) == shape) if b.maybe(3) else None
         more, uses = (f", {weight}", (x, weight)) if weight else ("", (x,))
-        b.define(f"torch.nn.functional.layer_norm({x}, {shape}{more})", *uses, rounds=True)
+        rows = tuple(range(-count, 0))
+        b.define(f"torch.nn.functional.layer_norm({x}, {shape}{more})", *uses, rounds=True, rows=rows)
     else:
         name = b.one(("cumsum", "cumsum", "cumprod"))
         b.define(f"torch.{name}({x}, {b.dim(x)})", x, rounds=True)
@@ -195,7 +200,22 @@ def product(b: Build) -> None:
 
 
 FAMILIES: tuple[Callable[[Build], None], ...] = (
-    *(unary, binary, binary, binary, scalar_only, compare, where, cast, reduce, reduce, row_operator, product),
+    *(
+        unary,
+        unary,
+        unary,
+        binary,
+        binary,
+        binary,
+        scalar_only,
+        compare,
+        where,
+        cast,
+        reduce,
+        reduce,
+        row_operator,
+        product,
+    ),
     *(draw_views.join, draw_views.split, draw_views.view, draw_views.view, draw_views.view, draw_views.copy),
     *(draw_views.create, draw_indexing.read, draw_indexing.add, draw_indexing.masked),
     *(draw_writes.pointwise, draw_writes.pointwise, draw_writes.copy, draw_writes.fill, draw_writes.indexed),
@@ -209,8 +229,8 @@ def _input(b: Build) -> None:
         b.add_input(other if b.maybe(3) or not b[other].dim() else f"{other}[{b.number(0, 1)}:]", other)
         return
     rank = b.one((0, 1, 1, 2, 2, 2, 3, 3, 4))
-    shape = [min(b.one(b.sizes), 33 if rank < 3 else 8) if not b.maybe(5) else 1 for _ in range(rank)]
-    dtype = b.one(("float32", "float32", "float32", "bfloat16", *FLOATS, *WHOLE, "bool"))
+    shape = [min(b.one(b.sizes), 64 if rank < 3 else 8) if not b.maybe(5) else 1 for _ in range(rank)]
+    dtype = b.one(("float32", "float32", "float32", "bfloat16", *FLOATS, "int64", *WHOLE, "bool"))
     flavour = b.one(("normal",) * 6 + ("ties",) * 3 + FLAVOURS)
     layout = b.one(("plain",) * 4 + ("transposed", "sliced", "expanded", "channels last", "offset"))
     code = ""

@@ -23,6 +23,7 @@ class Line:
     writes: str | None = None
     rounds: bool = False
     decides: tuple[str, ...] = ()  # of these the exact values matter: a comparison, a cast to a whole number
+    rows: tuple[int, ...] | None = None  # dimensions of the first value used along which its numbers must differ
     lowest: float | None = None  # what decides is cast to a type of whole numbers that begins here
 
     def __str__(self) -> str:
