@@ -32,6 +32,7 @@ _SELECTING = {
     aten.lift_fresh_copy.default, aten.index.Tensor, aten.index_select.default, aten.gather.default,
     aten.embedding.default, aten.repeat.default, aten.flip.default, aten.roll.default, aten.unfold.default,
     aten.as_strided.default, aten.contiguous.default, aten.diagonal.default, aten._reshape_alias.default,
+    aten.lift_fresh.default,
 }  # fmt: skip
 # Views that mean the same on a compact tensor as on the whole.
 _ON_COMPACT = {
@@ -42,6 +43,8 @@ _ON_COMPACT = {
     aten.clone.default,
     aten.alias.default,
     aten.detach.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
 }
 # Made of one value, which is this argument or is known.
 _FILLED = {
@@ -59,6 +62,11 @@ _DECIDING = _FILLED.keys() | _ZEROS | _ONES | _AND | _OR | {aten.where.self}
 class Constants:
     def __init__(self, graph_module: fx.GraphModule):
         self.graph_module = graph_module
+        for lift in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            for node in graph_module.graph.find_nodes(op="call_function", target=lift):
+                # A number or list that the program turned into a tensor: nobody else holds it. The mark stays
+                # when the call, which does nothing, is rewritten away.
+                node.args[0].meta["literal"] = True
         self._known: dict[fx.Node, torch.Tensor | None] = {}
         self.proofs: dict[Any, Any] = {}  # what rules have found out about constants, by keys of their own
 
@@ -122,7 +130,7 @@ class Constants:
     def _attribute(self, node: fx.Node) -> torch.Tensor | None:
         name = str(node.target)
         # Only what tracing itself made: a parameter may be changed by its owner later.
-        if not name.startswith(("_tensor_constant", "_litz_constant")):
+        if not name.startswith(("_tensor_constant", "_litz_constant")) and not node.meta.get("literal"):
             return None
         tensor = getattr(self.graph_module, name, None)
         if not isinstance(tensor, torch.Tensor) or tensor.numel() * tensor.element_size() > MAX_BYTES:

@@ -105,3 +105,22 @@ def test_a_bound_on_size() -> None:
     huge = 1 << 20
     assert proved(lambda x: torch.arange(huge).unsqueeze(1) <= torch.arange(huge)) is None
     assert proved(lambda x: torch.full((huge, huge), 3) == 3) is not None
+
+
+def test_a_tensor_written_down_is_known_and_a_held_one_is_not() -> None:
+    """`torch.tensor(0.0)` belongs to the trace; a tensor that the program closes over may change. Known for good:
+    the call that lifts it is a no-op, and rewritten away."""
+    from litz.capture.joint import trace_joint
+    from litz.graph.rewrite import apply_rules
+    from litz.graph.rules.noop import NOOP
+    from tests.graph.rewriting import context
+
+    held = torch.zeros(())
+    for function, known in (
+        (lambda x: x * torch.where(torch.arange(8) >= 0, torch.tensor(0.0), -1e9), True),
+        (lambda x: x * torch.where(torch.arange(8) >= 0, held, -1e9), False),
+    ):
+        graph = trace_joint(function, [X], None, {}, False).graph
+        apply_rules(graph, NOOP, context())
+        (mask,) = [n.args[1] for n in graph.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+        assert (Constants(graph).uniform(mask) == 0) is known

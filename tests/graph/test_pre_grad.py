@@ -1,0 +1,372 @@
+"""Rules before autograd: where they apply, the nearest thing where they must not, and eager's numbers in both cases."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from litz.errors import VerifyError
+from litz.graph.mutation import mutates
+from litz.graph.normalise import normalise
+from litz.graph.rewrite_pre_grad import check_numbers, rewrite_pre_grad
+from litz.graph.rules import PRE_GRAD
+from tests.graph.rewriting import context
+
+SDPA = F.scaled_dot_product_attention
+B, H, S, D = 2, 3, 10, 8
+torch.manual_seed(0)
+Q, K, V = (torch.randn(B, H, S, D) for _ in range(3))
+BIAS = torch.randn(1, H, S, S)
+X = torch.randn(4, 6)
+IMAGE = torch.randn(2, 3, 9, 9)
+
+
+class Done:
+    """A function after rewriting: what fired, what nearly did, and its graph."""
+
+    def __init__(self, function: Any, inputs: list[torch.Tensor], grad: bool = True, tolerance: float = 1e-4):
+        self.ctx = context()
+        self.graphs: list[torch.fx.Graph] = []
+        leaves = [x.detach().clone().requires_grad_(grad and x.is_floating_point()) for x in inputs]
+
+        def backend(graph_module, given):
+            rewritten = rewrite_pre_grad(graph_module.forward, given, self.ctx)
+            self.graphs.append(rewritten.__self__.graph)
+            return rewritten
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend)
+        mine, eager = (_numbers(f, leaves, grad) for f in (compiled, function))
+        for new, old in zip(mine, eager, strict=True):
+            assert new.stride() == old.stride()
+            torch.testing.assert_close(new, old, rtol=tolerance, atol=tolerance / 10)
+
+    @property
+    def fired(self) -> dict[str, int]:
+        return {f.rule: f.times for f in self.ctx.firings}
+
+    @property
+    def why(self) -> str:
+        return "; ".join(miss.why for miss in self.ctx.near_misses)
+
+    def count(self, target: Any) -> int:
+        return sum(n.target is target for graph in self.graphs for n in graph.nodes)
+
+
+def _numbers(function: Any, leaves: list[torch.Tensor], grad: bool) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    given = [x.detach().clone().requires_grad_(x.requires_grad) for x in leaves]
+    with torch.set_grad_enabled(grad):
+        # Leaves may not be written to; their copies may.
+        found = function(*[x * 1 if x.is_floating_point() else x.clone() for x in given])
+    found = list(found) if isinstance(found, (tuple, list)) else [found]
+    moving = [r for r in found if r.requires_grad]
+    if not moving:
+        return found
+    weights = [torch.linspace(-1, 1, r.numel()).reshape(r.shape) for r in moving]
+    learned = [x for x in given if x.requires_grad]
+    gradients = torch.autograd.grad(moving, learned, weights, allow_unused=True)
+    return [r.detach() for r in found] + [g for g in gradients if g is not None]
+
+
+# -- attention --------------------------------------------------------------------------------------
+def in_place(q, k, v):
+    s = q @ k.mT
+    s *= 0.3
+    s += BIAS
+    p = s.softmax(-1)
+    return F.dropout(p, 0.2, True) @ v
+
+
+def flat(q, k, v):
+    q, k, v = (x.reshape(B * H, S, D) for x in (q, k, v))
+    p = torch.softmax(torch.baddbmm(BIAS.expand(B, H, S, S).reshape(B * H, S, S), q, k.transpose(1, 2)), dim=2)
+    return torch.bmm(torch.dropout(p, 0.2, True), v).view(B, H, S, D)
+
+
+def einsums(q, k, v):
+    p = torch.einsum("bhqd,bhkd->bhqk", q, k).mul(0.3).softmax(dim=-1)
+    return torch.einsum("bhqk,bhkd->bqhd", F.dropout(p, p=0.2), v)
+
+
+def masked(q, k, v):
+    hidden = torch.arange(S).unsqueeze(0) > torch.arange(S).unsqueeze(1)
+    p = (q.matmul(k.transpose(-1, -2)) / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(-1, torch.float32)
+    return F.dropout(p.to(q.dtype), training=True, p=0.2).matmul(v).transpose(1, 2).reshape(B, S, H * D)
+
+
+SPELLINGS = {
+    "plain": lambda q, k, v: F.dropout(torch.softmax(q @ k.mT * 0.3, -1), 0.2) @ v,
+    "no scale": lambda q, k, v: torch.matmul(F.dropout(F.softmax(torch.matmul(q, k.mT), dim=3), 0.2, True), v),
+    "scaled query": lambda q, k, v: F.dropout(torch.softmax((q * 0.3) @ k.mT, -1), 0.2) @ v,
+    "a scale made on the spot": lambda q, k, v: F.dropout(torch.softmax(q @ k.mT / torch.full([], 3.0), -1), 0.2) @ v,
+    "all dropped": lambda q, k, v: F.dropout(torch.softmax(q @ k.mT, -1), 1.0) @ v,
+    "one head": lambda q, k, v: F.dropout(torch.softmax(q[0, 0] @ k[0, 0].t(), -1), 0.2) @ v[0, 0],
+    "in place": in_place,
+    "flat": flat,
+    "einsum": einsums,
+    "masked": masked,
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_attention_with_dropout(name: str) -> None:
+    done = Done(SPELLINGS[name], [Q, K, V])
+    assert done.fired == {"attention_pre_grad": 1}, done.why
+    assert done.count(SDPA) == 1 and done.count(F.dropout) == 0 and done.count(torch.softmax) == 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.bfloat16, 0.2)], ids=str)
+def test_attention_of_other_types(dtype: torch.dtype, tolerance: float) -> None:
+    done = Done(SPELLINGS["plain"], [x.to(dtype) for x in (Q, K, V)], tolerance=tolerance)
+    assert done.fired == {"attention_pre_grad": 1}
+
+
+def test_a_learned_bias_is_the_mask() -> None:
+    done = Done(lambda q, k, v, bias: torch.softmax(q @ k.mT + bias, -1) @ v, [Q, K, V, BIAS])
+    assert done.fired == {"attention_pre_grad": 1}
+    # Without gradients the joint graph does better.
+    assert Done(lambda q, k, v, bias: torch.softmax(q @ k.mT + bias, -1) @ v, [Q, K, V, BIAS], False).fired == {}
+
+
+def weights_returned(q, k, v):
+    p = F.dropout(torch.softmax(q @ k.mT, -1), 0.2)
+    return p @ v, p
+
+
+def mask_overwritten(q, k, v, m):
+    s = q @ k.mT + m
+    m.zero_()
+    return F.dropout(torch.softmax(s, -1), 0.2) @ v
+
+
+def drawn_between(q, k, v):
+    p = F.dropout(torch.softmax(q @ k.mT, -1), 0.2)
+    return p @ F.dropout(v, 0.5)
+
+
+def gradients_off_inside(q, k, v):
+    s = q @ k.mT
+    with torch.no_grad():
+        p = torch.softmax(s, -1)
+    return F.dropout(p, 0.2) @ v
+
+
+NO_ATTENTION = {
+    "weights returned": (weights_returned, "also used outside"),
+    "a mask overwritten": (mask_overwritten, "may write"),
+    "other numbers drawn between": (drawn_between, "draws random numbers"),
+    "gradients off inside": (gradients_off_inside, "may write"),
+    "softmax over queries": (lambda q, k, v: F.dropout(torch.softmax(q @ k.mT, -2), 0.2) @ v, "over dimension"),
+    "dropped scores": (lambda q, k, v: torch.softmax(F.dropout(q @ k.mT, 0.2), -1) @ v, ""),
+    "dropped twice": (lambda q, k, v: F.dropout(F.dropout(torch.softmax(q @ k.mT, -1), 0.2), 0.1) @ v, ""),
+    "a nonlinearity": (lambda q, k, v: F.dropout(torch.softmax((q @ k.mT).relu(), -1), 0.2) @ v, "relu"),
+    "switched off": (lambda q, k, v: F.dropout(torch.softmax(q @ k.mT, -1), 0.2, False) @ v, ""),
+    "no product": (lambda q, k, v: F.dropout(torch.softmax(q.cumsum(-1) * k, -1), 0.2) @ v.mT, ""),
+}
+
+
+@pytest.mark.parametrize("name", NO_ATTENTION)
+def test_what_is_left_alone(name: str) -> None:
+    function, why = NO_ATTENTION[name]
+    done = Done(function, [Q, K, V, BIAS] if function is mask_overwritten else [Q, K, V])
+    assert "attention_pre_grad" not in done.fired
+    assert why in done.why
+
+
+def test_types_chosen_by_autocast() -> None:
+    def attend(q, k, v):
+        return F.dropout(torch.softmax(q @ k.mT, -1), 0.2) @ v
+
+    def inside(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            return attend(q, k, v)
+
+    # Switched on inside of the graph, what is traced alone would have other types.
+    done = Done(inside, [Q, K, V], False, tolerance=0.2)
+    assert done.fired == {} and "types are chosen" in done.why
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Done(attend, [Q, K, V], False, tolerance=0.2).fired == {"attention_pre_grad": 1}
+
+
+# -- splits and joins -------------------------------------------------------------------------------
+def parts_used_twice(x):
+    a, b = torch.cat([x.sin(), x.cos()], 1).split(6, -1)
+    return a * 2 + b
+
+
+def written_afterwards(x):
+    y = x.sin()
+    z = torch.cat(y.split(2, 1), 1)
+    y.add_(1)
+    return z * 2 + y
+
+
+def returned(x):
+    y = x.sin()
+    return torch.cat(y.split(2, 1), 1), y
+
+
+def seen_through_a_view(x):
+    y = x.sin()
+    return torch.cat(y.chunk(2, 1), 1).view(24), y * 2
+
+
+# name: rule, function where it fires, function where it must not
+CASES: dict[str, Any] = {
+    "cat of split": (
+        "join_of_parts",
+        lambda x: torch.cat(x.sin().split(2, 1), 1) * 2,
+        lambda x: torch.cat(x.sin().split(2, 1), 0) * 2,
+    ),
+    "cat of chunk": ("join_of_parts", lambda x: torch.cat(x.sin().chunk(3, -1), dim=1) * 2, written_afterwards),
+    "cat of parts in another order": (
+        "join_of_parts",
+        lambda x: torch.concat(torch.split(x.sin(), [1, 5], dim=1), axis=1) * 2,
+        lambda x: torch.cat(x.sin().split(2, 1)[::-1], 1) * 2,
+    ),
+    "returned": ("join_of_parts", lambda x: torch.cat(x.sin().split(3, 1), 1) * 2, returned),
+    "returned as a view": ("join_of_parts", lambda x: torch.cat(x.sin().split(3, 1), 1) * 2, seen_through_a_view),
+    "turned": (
+        "join_of_parts",
+        lambda x: torch.cat(x.sin().split(3, 1), 1) * 2,
+        lambda x: torch.cat(x.sin().t().split(3, 0), 0) * 2,
+    ),
+    "stack of unbind": (
+        "join_of_parts",
+        lambda x: torch.stack(x.sin().unbind(1), 1) * 2,
+        lambda x: torch.stack(x.sin().unbind(1), 0) * 2,
+    ),
+    "split of cat": ("part_of_joined", parts_used_twice, lambda x: torch.cat([x, x.cos()], 1).split(4, 1)[1] * 2),
+    "unbind of stack": (
+        "part_of_joined",
+        lambda x: torch.stack([x.sin(), x.cos()], 1).unbind(1)[1] * 2,
+        lambda x: torch.stack([x.sin(), x.cos()], 1).unbind(0)[1] * 2,
+    ),
+    "cat of cat": (
+        "cat_of_joined",
+        lambda x: torch.cat([torch.cat([x, x.sin()], 1), x.cos()], dim=1),
+        lambda x: torch.cat([torch.cat([x, x.sin()], 0), torch.cat([x, x], 0)], dim=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_split_and_cat(name: str) -> None:
+    rule, positive, negative = CASES[name]
+    assert Done(positive, [X]).fired.get(rule), "it did not fire"
+    assert not Done(negative, [X]).fired.get(rule), "it fired"
+
+
+# -- convolution and batch norm -----------------------------------------------------------------------
+def conv_bn(norm_training: bool = False, used: bool = False, bias: bool = True, affine: bool = True):
+    conv, norm = torch.nn.Conv2d(3, 4, 3, stride=2, bias=bias), torch.nn.BatchNorm2d(4, affine=affine)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    norm.train(norm_training)
+
+    def function(x):
+        y = conv(x)
+        return (norm(y).relu(), y.sum()) if used else norm(y).relu()
+
+    return function
+
+
+def test_conv_bn() -> None:
+    for options in ({}, {"bias": False}, {"affine": False}):
+        done = Done(conv_bn(**options), [IMAGE])
+        assert done.fired == {"conv_bn_pre_grad": 1}, done.why
+        assert done.count(F.batch_norm) == 0
+
+
+def test_conv_bn_stays() -> None:
+    assert Done(conv_bn(), [IMAGE], False).fired == {}
+    assert Done(conv_bn(used=True), [IMAGE]).fired == {}
+    graph = torch.fx.symbolic_trace(lambda x, m, v: F.batch_norm(torch.conv2d(x, x), m, v, training=True)).graph
+    assert sum(mutates(n) for n in graph.nodes) == 1
+
+
+def test_conv_bn_trains_all_it_folds() -> None:
+    """Weights that the folding reads get the gradients eager gives them."""
+    weight, gamma, beta = torch.randn(4, 3, 3, 3), torch.randn(4), torch.randn(4)
+    mean, variance = torch.randn(4), torch.rand(4) + 0.5
+
+    def function(x, weight, gamma, beta):
+        return F.batch_norm(F.conv2d(x, weight, padding=1), mean, variance, gamma, beta, eps=1e-3)
+
+    assert Done(function, [IMAGE, weight, gamma, beta]).fired == {"conv_bn_pre_grad": 1}
+
+
+# -- what they rest on --------------------------------------------------------------------------------
+def test_every_rule_is_tested() -> None:
+    tested = {case[0] for case in CASES.values()} | {"attention_pre_grad", "conv_bn_pre_grad"}
+    assert {rule.name for rule in PRE_GRAD} == tested
+
+
+def spelled(function: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    graph = torch.fx.symbolic_trace(function).graph
+    normalise(graph)
+    return [(n.target, n.args[1:]) for n in graph.nodes if n.op == "call_function"]
+
+
+def test_one_spelling_for_each_call() -> None:
+    forms = {
+        torch.softmax: [lambda x: x.softmax(1), lambda x: F.softmax(x, dim=1), lambda x: torch.softmax(x, 1, None)],
+        F.dropout: [lambda x: F.dropout(x, 0.1), lambda x: torch.dropout(x, 0.1, True), lambda x: F.dropout(x, p=0.1)],
+        torch.split: [lambda x: x.split(2, 1), lambda x: torch.split(x, 2, dim=1), lambda x: x.split(2, dim=1)],
+        torch.bmm: [lambda x: x.bmm(x), lambda x: torch.bmm(x, x), lambda x: torch.bmm(x, mat2=x)],
+        torch.matmul: [lambda x: x @ x, lambda x: x.matmul(x), lambda x: torch.matmul(x, other=x)],
+    }
+    for target, functions in forms.items():
+        first, *others = (spelled(f) for f in functions)
+        assert first[0][0] is target and all(str(other) == str(first) for other in others)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.softmax(x), lambda x: torch.cat([x], out=x), lambda x: x.softmax(1, dtype=None, unknown=1)],
+)
+def test_what_is_not_understood_stays_as_it_is(function) -> None:
+    graph = torch.fx.symbolic_trace(function).graph
+    before = [(n.op, n.target, n.args, n.kwargs) for n in graph.nodes]
+    normalise(graph)
+    assert [(n.op, n.target, n.args, n.kwargs) for n in graph.nodes] == before
+
+
+def test_who_writes() -> None:
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    writing = [
+        graph.call_method("add_", (x, 1)),
+        graph.call_function(operator.setitem, (x, 0, y)),
+        graph.call_function(operator.iadd, (x, y)),
+        graph.call_function(F.relu, (x, True)),
+        graph.call_function(torch.add, (x, y), {"out": y}),
+        graph.call_function(torch.ops.aten.mul_.Tensor, (x, y)),
+        graph.call_function(torch.relu_, (x,)),
+        graph.call_function(F.batch_norm, (x, y, y), {"training": True}),
+        graph.call_function(test_who_writes, (x,)),  # who knows
+    ]
+    reading = [
+        graph.call_method("add", (x, 1)),
+        graph.call_method("__and__", (x, y)),
+        graph.call_function(F.relu, (x,)),
+        graph.call_function(operator.getitem, (x, 0)),
+        graph.call_function(torch.ops.aten.mul.Tensor, (x, y)),
+        graph.call_function(F.batch_norm, (x, y, y, None, None, False, 0.1, 1e-5)),
+        graph.call_function(F.linear, (x, y)),
+    ]
+    assert all(mutates(n) for n in writing), [n for n in writing if not mutates(n)]
+    assert not any(mutates(n) for n in reading), [n for n in reading if mutates(n)]
+
+
+def test_numbers_that_change_are_an_error() -> None:
+    before, after = torch.fx.symbolic_trace(lambda x: x.sin()), torch.fx.symbolic_trace(lambda x: x.cos())
+    check_numbers(before, before, [X])
+    with pytest.raises(VerifyError, match="changed a result"):
+        check_numbers(before, after, [X])
