@@ -40,13 +40,13 @@ def convolution(
     fake = node.meta["val"]
     out_shape = [expr(int(s)) for s in fake.shape]
     window = Window(
-        _spread(stride, spatial), _spread(padding, spatial), _spread(dilation, spatial), tuple(weight.sizes[2:])
+        spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial), tuple(weight.sizes[2:])
     )
     if groups == 1 and _gathers_whole_vectors(b, x, weight, window):
         rows = numel([out_shape[0], *out_shape[2:]])
         if matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
             return _dense(b, node, x, weight, bias, window)
-    if _is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
+    if is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
         return _depthwise(b, node, x, weight, bias, window)
     return b.library(node, library, {})
 
@@ -78,11 +78,11 @@ class Window:
         return body.load(x, (batch, channel, *place), inside)
 
 
-def _spread(values: Sequence[int], spatial: int) -> tuple[int, ...]:
+def spread(values: Sequence[int], spatial: int) -> tuple[int, ...]:
     return tuple(values) if len(values) == spatial else tuple(values) * spatial
 
 
-def _is_depthwise(x: View, weight: View, groups: int) -> bool:
+def is_depthwise(x: View, weight: View, groups: int) -> bool:
     return groups > 1 and groups == x.sizes[1].int == weight.sizes[0].int and weight.sizes[1] is ONE
 
 

@@ -17,6 +17,8 @@ from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, Scan, Store, operands
 from litz.loop.scalar import SCALARS
 
+_ZEROS = "litz.zeros"
+
 
 def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozenset[Axis]]:
     """The axes each value varies over; a reduction takes the reduced ones away."""
@@ -214,9 +216,16 @@ class Frame:
                 op.dtype,
                 lanes,
             )
+        if mask is not None and mask.lanes == 1 and self.contiguous(op.index):
+            # All lanes or none: zeros are read from elsewhere. A masked load whose address no page stands behind,
+            # as at the edge of an image, costs hundreds of cycles even when no lane is live.
+            pointer, index = self._or_zeros(mask, op, pointer, element, copy), "0"
+            mask = None
+        else:
+            index = self._scalar_index(op.index, copy) if self.contiguous(op.index) else ""
         live = self._live(mask, lanes)
         if self.contiguous(op.index):
-            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
             if live is None:
                 text = w.let(f"load {t}, ptr {address}, align {size}")
             else:
@@ -232,6 +241,13 @@ class Frame:
         if op.dtype == "b1":
             text = w.let(f"icmp ne {t} {text}, zeroinitializer")
         return Operand(text, op.dtype, lanes)
+
+    def _or_zeros(self, mask: Operand, op: Load, pointer: str, element: str, copy: int) -> str:
+        """The address of the first lane, or of zeros where the mask is false."""
+        w = self.writer
+        w.module.declare(f"@{_ZEROS} = private unnamed_addr constant [256 x i8] zeroinitializer, align 64")
+        place = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
+        return w.let(f"select i1 {mask.text}, ptr {place}, ptr @{_ZEROS}", "p")
 
     def _scalar_load(self, op: Load, pointer: str, element: str, size: int, mask: Operand | None, copy: int) -> Operand:
         w = self.writer

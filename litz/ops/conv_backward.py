@@ -1,0 +1,154 @@
+"""The gradients of a convolution, channels last: of one by one windows as products, of depthwise ones as windows again.
+
+All others are oneDNN's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.loop.expr import ONE, ZERO, expr
+from litz.loop.ir import View
+from litz.ops import matmul
+from litz.ops.builder import Body, Builder, Space, numel
+from litz.ops.conv import Window, is_depthwise, spread
+from litz.ops.norm import over
+from litz.ops.registry import lowers
+
+aten = torch.ops.aten
+
+# For larger images oneDNN, which splits a sum over positions among threads, is faster.
+_MOST_ROWS = 1024
+
+
+@lowers(aten.convolution_backward.default)
+def convolution_backward(
+    b: Builder, node: fx.Node, tangent: View, x: View, weight: View, bias_sizes: Sequence[int] | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
+) -> Any:  # fmt: skip
+    spatial = len(x.sizes) - 2
+    window = Window(spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial), weight.sizes[2:])
+    plain = (
+        not transposed and spatial >= 1 and all(s == 1 for s in window.stride) and x.dtype == "f32"
+        and all(s.is_int for s in (*x.sizes, *weight.sizes))
+        and x.strides[1] is ONE and tangent.strides[1] is ONE
+    )  # fmt: skip
+    fakes = node.meta["val"]
+    found: tuple[Any, ...] | None = None
+    if plain and groups == 1 and all(s is ONE for s in weight.sizes[2:]) and not any(window.padding):
+        rows = numel([x.sizes[0], *x.sizes[2:]])
+        if rows.int <= _MOST_ROWS and matmul.pays(b, "f32", rows, weight.sizes[1], weight.sizes[0]):
+            found = _of_products(b, fakes, tangent, x, weight, wanted)
+    elif plain and is_depthwise(x, weight, groups) and _fits(b, weight, window):
+        found = _of_windows(b, fakes, tangent, x, weight, window, wanted)
+    if found is None:
+        settings = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        sizes = None if bias_sizes is None else tuple(bias_sizes)
+        return b.library(node, (tangent, x, weight, sizes, *settings, tuple(wanted)), {})
+    bias = _bias(b, fakes[2], tangent) if wanted[2] else None
+    return (*found, bias)
+
+
+def _of_products(
+    b: Builder, fakes: Any, tangent: View, x: View, weight: View, wanted: Sequence[bool]
+) -> tuple[View | None, View | None]:
+    zeros = (ZERO,) * (len(x.sizes) - 2)
+    of_x = of_weight = None
+    if wanted[0]:
+        of_x = b.allocate(fakes[0])
+        space, body = Space(), Body()
+        n, c, *place = space.over(of_x.sizes, of_x.strides)
+        o = space.reduce_over(weight.sizes[0])
+        product = body.load(tangent, (n, o, *place)) * body.load(weight, (o, c, *zeros))
+        body.store(of_x, (n, c, *place), over(space, body, "sum", product))
+        b.emit(space, body)
+    if wanted[1]:
+        of_weight = b.allocate(fakes[1])
+        space, body = Space(), Body()
+        o, c = space.over(of_weight.sizes[:2])
+        n, *place = (space.reduce_over(x.sizes[d]) for d in range(len(x.sizes)) if d != 1)
+        product = body.load(tangent, (n, o, *place)) * body.load(x, (n, c, *place))
+        body.store(of_weight, (o, c, *zeros), over(space, body, "sum", product))
+        b.emit(space, body)
+    return of_x, of_weight
+
+
+def _fits(b: Builder, weight: View, window: Window) -> bool:
+    reach = [(size.int - 1) * d for size, d in zip(window.sizes, window.dilation, strict=True)]
+    whole = weight.sizes[0].int % b.ctx.target.lanes(4) == 0
+    return whole and all(p <= r for p, r in zip(window.padding, reach, strict=True))
+
+
+def _of_windows(
+    b: Builder, fakes: Any, tangent: View, x: View, weight: View, window: Window, wanted: Sequence[bool]
+) -> tuple[View | None, View | None]:
+    of_x = of_weight = None
+    if wanted[0]:
+        # Each input was seen through the window's taps in the opposite order.
+        taps = b.scratch((*window.sizes, weight.sizes[0]), "f32")
+        space, body = Space(), Body()
+        *k, c = space.over(taps.sizes)
+        opposite = [size - 1 - i for size, i in zip(window.sizes, k, strict=True)]
+        body.store(taps, (*k, c), body.load(weight, (c, ZERO, *opposite)))
+        b.emit(space, body)
+        reach = [(s.int - 1) * d - p for s, d, p in zip(window.sizes, window.dilation, window.padding, strict=True)]
+        back = Window(window.stride, reach, window.dilation, window.sizes)
+        of_x = b.allocate(fakes[0])
+        space, body = Space(), Body()
+        n, c, *place = space.over(of_x.sizes, of_x.strides)
+        k = [space.reduce_over(size) for size in window.sizes]
+        seen = back.load(body, tangent, n, c, place, k)
+        body.store(of_x, (n, c, *place), over(space, body, "sum", seen * body.load(taps, (*k, c))))
+        b.emit(space, body)
+    if wanted[1]:
+        of_weight = _of_taps(b, fakes[1], tangent, x, weight, window)
+    return of_x, of_weight
+
+
+def _of_taps(b: Builder, fake: torch.Tensor, tangent: View, x: View, weight: View, window: Window) -> View:
+    # A vector of channels at a time for all taps, so that what they share stays in the cache. Each line of the image
+    # is summed by itself, then the lines: one long sum would round too often.
+    lanes = b.ctx.target.lanes(4)
+    blocks = weight.sizes[0].int // lanes
+    *lines, width = (tangent.sizes[d] for d in range(len(x.sizes)) if d != 1)
+    parts = b.scratch((blocks, *window.sizes, *lines, lanes), "f32")
+    space, body = Space(), Body()
+    block, *rest, lane = space.over(parts.sizes)
+    k, (n, *outer) = rest[: len(window.sizes)], rest[len(window.sizes) :]
+    c = block * lanes + lane
+    place = (*outer, space.reduce_over(width))
+    seen = window.load(body, x, n, c, place, k)
+    total = over(space, body, "sum", seen * body.load(tangent, (n, c, *place)))
+    body.store(parts, (block, *rest, lane), total)
+    b.emit(space, body)
+    out = b.allocate(fake)
+    split = View(out.buffer, "f32", (expr(blocks), expr(lanes), *window.sizes), _split(out, lanes), out.offset)
+    space, body = Space(), Body()
+    block, *k, lane = space.over((expr(blocks), *window.sizes, expr(lanes)))
+    line = [space.reduce_over(size) for size in lines]
+    body.store(split, (block, lane, *k), over(space, body, "sum", body.load(parts, (block, *k, *line, lane))))
+    b.emit(space, body)
+    return out
+
+
+def _split(view: View, lanes: int) -> tuple[Any, ...]:
+    """The strides of (block of channels, channel, taps)."""
+    return (view.strides[0] * lanes, view.strides[0], *view.strides[2:])
+
+
+def _bias(b: Builder, fake: torch.Tensor, tangent: View) -> View:
+    out = b.allocate(fake)
+    space, body = Space(), Body()
+    (c,) = space.over(out.sizes)
+    n, *place = (space.reduce_over(tangent.sizes[d]) for d in range(len(tangent.sizes)) if d != 1)
+    body.store(out, (c,), over(space, body, "sum", body.load(tangent, (n, c, *place))))
+    b.emit(space, body)
+    return out
+
+
+__all__ = ["convolution_backward"]
