@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.process import THREADS, in_fresh_process, litz_backend
 
 BAR = 0.08
-STAGES = ("rewrite_joint", "rewrite_post_grad")
+STAGES = ("rewrite_pre_grad", "rewrite_joint", "rewrite_post_grad")
 
 
 def measure(model: str) -> dict[str, Any]:
@@ -42,18 +42,27 @@ def measure(model: str) -> dict[str, Any]:
     return {"cold": cold, "rewriting": rewriting, "fired": {f.rule: f.times for f in report.firings}}
 
 
-def measure_loading() -> dict[str, Any]:
-    """Seconds of this process to load all built-in rules, once torch and the engine are there."""
+def measure_loading(compiled: bool = True) -> dict[str, Any]:
+    """Seconds of this process to load all built-in rules, once torch and the engine are there: from bytecode, as an
+    installed package has it, or from source, where Python must not or cannot keep any."""
+    import compileall
+    import tempfile
+    from pathlib import Path
+
     import torch
 
     import litz.graph.replacement
     import litz.graph.rewrite
 
     del torch
-    start = time.process_time()
-    import litz.graph.rules  # noqa: F401
+    with tempfile.TemporaryDirectory() as folder:
+        sys.dont_write_bytecode, sys.pycache_prefix = True, folder
+        if compiled:
+            compileall.compile_dir(Path(litz.graph.__path__[0]) / "rules", quiet=1)
+        start = time.process_time()
+        import litz.graph.rules
 
-    return {"seconds": time.process_time() - start}
+        return {"seconds": time.process_time() - start}
 
 
 def measure_long_attention() -> dict[str, Any]:
@@ -101,8 +110,11 @@ def main() -> None:
             f"{share:5.1%}, {verdict} {BAR:.0%}; {fired}",
             flush=True,
         )
-    loading = min(in_fresh_process("benchmarks.rewrite", "--loading")["seconds"] for _ in range(3))
-    print(f"loading all rules: {loading * 1e3:.1f} ms, at most 20 wanted")
+    loading, source = (
+        min(in_fresh_process("benchmarks.rewrite", how)["seconds"] for _ in range(3))
+        for how in ("--loading", "--loading-source")
+    )
+    print(f"loading all rules: {loading * 1e3:.1f} ms, at most 20 wanted; without bytecode {source * 1e3:.1f} ms")
     long = in_fresh_process("benchmarks.rewrite", "--long-attention")
     seconds, arena = long["seconds"], long["arena"]
     print(
@@ -114,7 +126,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        special = {"--loading": measure_loading, "--long-attention": measure_long_attention}
+        special = {
+            "--loading": measure_loading,
+            "--loading-source": lambda: measure_loading(compiled=False),
+            "--long-attention": measure_long_attention,
+        }
         print(json.dumps(special[sys.argv[1]]() if sys.argv[1] in special else measure(sys.argv[1])))
     else:
         main()
