@@ -126,11 +126,17 @@ def test_activations(search, training: bool) -> None:
     assert done.fired == {f"{search.__name__}_training" if training else search.__name__: 1}
 
 
-def test_a_wrong_constant_is_no_gelu() -> None:
-    def nearly(x):
-        return 0.5 * x * (1.0 + torch.tanh(0.7978 * (x + 0.05 * torch.pow(x, 3.0))))
+NEARLY = {
+    "gelu_tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978 * (x + 0.05 * torch.pow(x, 3.0)))),
+    "gelu_erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.5)),
+    "silu": lambda x: x * torch.sigmoid(x * 2),
+}
 
-    assert rewrite(lambda x: (nearly(x),), [X], ACTIVATION).fired == {}
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", NEARLY)
+def test_another_constant_is_no_activation(name: str, training: bool) -> None:
+    assert rewrite(lambda x: (NEARLY[name](x),), [X], ACTIVATION, training=training).fired == {}
 
 
 def test_joint_rules_need_the_backward_too() -> None:
