@@ -18,7 +18,6 @@ _NAMES = (
     "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex", "triangular_solve", "cholesky",
     "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig", "linalg_householder_product",
     "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
-    "convolution_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_embedding_bag_dense_backward",
     "_embedding_bag_per_sample_weights_backward", "_cdist_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
@@ -27,7 +26,8 @@ _NAMES = (
     "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
     "multi_margin_loss_backward", "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward",
     "_embedding_bag_backward", "masked_scatter", "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "i0",
-    "special_i1",
+    "special_i1", "nanmedian", "_linalg_slogdet", "linalg_lu", "linalg_matrix_exp", "_pdist_forward", "addbmm",
+    "segment_reduce",
 )  # fmt: skip
 
 

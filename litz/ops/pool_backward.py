@@ -99,7 +99,7 @@ def max_pool_backward(
     if not _measured(grad, indices):
         return NotImplemented
     if _strided_gather(node.meta["val"], spread(stride, spatial, spread(kernel, spatial))):
-        return b.library(node, (grad, x, kernel, stride, padding, dilation, ceil_mode, indices), {})
+        return _add_to_winners(b, node, grad, indices, spatial)
     kernel = spread(kernel, spatial)
     stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
     steps = zip(kernel, stride, padding, dilation, strict=True)
@@ -127,9 +127,11 @@ def max_pool_backward(
     aten.fractional_max_pool3d_backward.default,
 )
 def max_backward(b: Builder, node: fx.Node, grad: View, x: View, *rest: Any) -> Any:
+    return _add_to_winners(b, node, grad, rest[-1], 3 if "3d" in str(node.target) else 2)
+
+
+def _add_to_winners(b: Builder, node: fx.Node, grad: View, indices: View, spatial: int) -> Any:
     """Windows of any shape: each adds its gradient to the element that won, which its index names."""
-    indices = rest[-1]
-    spatial = 3 if "3d" in str(node.target) else 2
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     if not is_float(dtype):
         return NotImplemented
@@ -147,7 +149,7 @@ def max_backward(b: Builder, node: fx.Node, grad: View, x: View, *rest: Any) -> 
 
 
 def _strided_gather(fake: torch.Tensor, stride: Sequence[int]) -> bool:
-    """Whether neighbours in memory are neighbours in space, whose windows lie apart: the library is faster then."""
+    """Whether neighbours in memory are neighbours in space, whose windows lie apart: asking them costs more."""
     return fake.stride(-1) == 1 and fake.shape[-1] > 1 and stride[-1] > 1
 
 

@@ -19,7 +19,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel
+from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel, operand
 from litz.ops.norm import over, split_point
 from litz.ops.registry import lowers
 from litz.ops.row_sums import adds_rows, sum_rows
@@ -170,6 +170,18 @@ def sum_(
 ) -> Any:
     wide = computed(node.meta["val"])
     return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "sum", wide)
+
+
+@lowers(aten.dot.default, aten.vdot.default)
+def dot(b: Builder, node: fx.Node, x: View, y: View) -> Any:
+    dtype = computed(node.meta["val"])
+    products = b.scratch(x.sizes, dtype)
+    b.pointwise(
+        node.meta["val"],
+        lambda body, point: operand(body, point, x, dtype) * operand(body, point, y, dtype),
+        out=products,
+    )
+    return sum_(b, node, products)
 
 
 @lowers(aten.nansum.default)

@@ -22,6 +22,7 @@ IMAGE = torch.randn(2, 4, 5, 6)
 LAST = IMAGE.to(memory_format=torch.channels_last)
 MANY, ROW = torch.randperm(9), torch.randn(20)
 SCALAR = torch.tensor(1.5)
+SORTED = torch.tensor([-7, -3, -3, 0, 2, 2, 2, 5, 8])
 
 
 def _put(x, indices, values, accumulate=False):
@@ -54,6 +55,11 @@ READ = [
     case("gather", lambda x, i: x.gather(1, i), X, torch.randint(0, 5, (4, 3, 6))),
     case("gather-smaller", lambda x, i: x.gather(-1, i), SLICED, torch.randint(0, 6, (2, 3, 9))),
     case("gather-labels", lambda x, i: x.gather(1, i.unsqueeze(1)), TABLE, torch.randint(0, 8, (10,))),
+    case("searchsorted", lambda s, x: torch.searchsorted(s, x), TABLE.sort()[0], torch.randn(10, 5)),
+    case("searchsorted-right", lambda s, x: torch.searchsorted(s, x, right=True), SORTED, INTS),
+    case("searchsorted-int32", lambda s, x: torch.searchsorted(s, x, out_int32=True), SORTED, X.log()),
+    case("searchsorted-sorter", lambda s, i, x: torch.searchsorted(s, x, sorter=i), TABLE[0], TABLE[0].argsort(), X),
+    case("searchsorted-scalar", lambda s: torch.searchsorted(s, 2), SORTED),
     case("take", lambda x, i: x.take(i), TRANSPOSED, torch.tensor([[0, -1], [119, 17]])),
     case("index-rows", lambda x, i: x[i], X, I),
     case("index-middle", lambda x, i: x[:, i], X, NEGATIVE),

@@ -165,6 +165,8 @@ CASES = [
     case("cumsum-long", lambda x: x.cumsum(1), LONG),
     case("cumprod", lambda x: x.cumprod(1), X),
     case("cumprod-int", lambda x: x.cumprod(2), INTS),
+    case("dot", lambda x, y: x.dot(y), torch.randn(70), torch.randn(140)[::2]),
+    case("dot-bf16", lambda x: torch.vdot(x, x), torch.randn(70).bfloat16()),
     case("logcumsumexp", lambda x: x.logcumsumexp(1), TRANSPOSED),
     case("logcumsumexp-nan", lambda x: x.logcumsumexp(0), HOLES),
     case("cummax", lambda x: x.cummax(1), X),
