@@ -151,23 +151,20 @@ def mutates(node: fx.Node) -> bool:
         # Its running statistics; normalised, a batch norm in evaluation says so in place.
         return len(node.args) < 6 or name == "instance_norm" or bool(node.args[5])
     if name in ("embedding", "embedding_bag"):
-        return len(node.args) > 3 or node.kwargs.get("max_norm") is not None
+        return (node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")) is not None
     return _may_write(target)
 
 
 @lru_cache(maxsize=None)
 def _may_write(target: Any) -> bool:
-    if target in _WRITING_OPERATORS:
+    name = getattr(target, "__name__", "")
+    if target in _WRITING_OPERATORS or name in _STATE_NAMES or isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if name.endswith("_") and not name.endswith("__"):
         return True
     home = (getattr(target, "__module__", None) or "").split(".")[0]
-    if home not in _HOMES and getattr(target, "__objclass__", None) is not torch._C.TensorBase:
-        return getattr(torch, getattr(target, "__name__", ""), None) is not target
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    name = getattr(target, "__name__", "")
-    if name in _STATE_NAMES:
-        return True
-    return name.endswith("_") and not name.endswith("__")
+    known = home in _HOMES or getattr(target, "__objclass__", None) is torch._C.TensorBase
+    return not known and getattr(torch, name, None) is not target
 
 
 @lru_cache(maxsize=None)
@@ -201,11 +198,10 @@ def _name(node: fx.Node) -> str:
 
 def draws(node: fx.Node) -> bool:
     """Whether the node may draw random numbers: two that do must keep their order."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
     name = _name(node)
-    return node.op in ("call_function", "call_method") and (
-        (mutates(node) and name == "")
-        or ("norm" not in name.replace("normal", "") and any(r in name for r in _RANDOM_NAMES))
-    )
+    return any(part in name for part in _RANDOM_NAMES) if name else mutates(node)
 
 
 def disturbed(first: fx.Node, last: fx.Node, own: Collection[fx.Node]) -> fx.Node | None:

@@ -76,11 +76,11 @@ def check_numbers(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequenc
     if any(isinstance(x, (FakeTensor, torch.SymInt)) for x in inputs):
         return
     results = []
-    with unset_fake_temporarily(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
         seed = torch.random.initial_seed()
         for module in (before, after):
             torch.manual_seed(seed)
-            given = tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, list(inputs))
+            given = tree_map(lambda x: _copied(x) if isinstance(x, torch.Tensor) else x, list(inputs))
             results.append([x for x in tree_flatten((module(*given), given))[0] if isinstance(x, torch.Tensor)])
     for old, new in zip(*results, strict=True):
         try:
@@ -90,3 +90,8 @@ def check_numbers(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequenc
             raise VerifyError(
                 f"rewriting before autograd changed a result: {error}", stage="rewrite_pre_grad"
             ) from None
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that may be written to, and that learns if the tensor does: which kernel runs may depend on it."""
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
