@@ -25,7 +25,7 @@ from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
 from litz.target import Target
 
-_BLOCK_BYTES = 2 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
+_BLOCK_BYTES = 1 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
 _STRETCH = 256  # of the depth, summed before it is added to the whole: rounding errors grow with its root
 _GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
 
