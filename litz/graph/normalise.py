@@ -33,6 +33,10 @@ _TENSORS = (("tensors", NEEDED), ("dim", 0))
 _SPLIT = (("tensor", NEEDED), ("split_size_or_sections", NEEDED), ("dim", 0))
 _CHUNK = (("input", NEEDED), ("chunks", NEEDED), ("dim", 0))
 _UNBIND = (("input", NEEDED), ("dim", 0))
+_EXP = (("input", NEEDED),)
+_DIV = (("input", NEEDED), ("other", NEEDED))
+_SUM = (("input", NEEDED), ("dim", NEEDED), ("keepdim", False), ("dtype", None))
+_MAX = (("input", NEEDED), ("dim", NEEDED), ("keepdim", False))
 _MATMUL = (("input", NEEDED), ("other", NEEDED))
 _BMM = (("input", NEEDED), ("mat2", NEEDED))
 
@@ -45,6 +49,18 @@ _FORMS: dict[Any, Form] = {
     "__matmul__": (torch.matmul, _MATMUL),
     torch.bmm: (torch.bmm, _BMM),
     "bmm": (torch.bmm, _BMM),
+    torch.exp: (torch.exp, _EXP),
+    "exp": (torch.exp, _EXP),
+    torch.div: (torch.div, _DIV),
+    torch.true_divide: (torch.div, _DIV),
+    "div": (torch.div, _DIV),
+    "sub": (torch.sub, _DIV),
+    torch.sum: (torch.sum, _SUM),
+    "sum": (torch.sum, _SUM),
+    torch.amax: (torch.amax, _MAX),
+    "amax": (torch.amax, _MAX),
+    torch.max: (torch.max, _MAX),
+    "max": (torch.max, _MAX),
     torch.softmax: (torch.softmax, _SOFTMAX),
     "softmax": (torch.softmax, _SOFTMAX),
     functional.softmax: (torch.softmax, (*_SOFTMAX[:2], ("_stacklevel", 3), _SOFTMAX[2])),
@@ -66,7 +82,9 @@ _FORMS: dict[Any, Form] = {
     functional.batch_norm: (functional.batch_norm, _BATCH_NORM),
 }
 _RENAMED = {"axis": "dim", "train": "training", "split_size": "split_size_or_sections"}
-_SIGNATURES = {made: parameters for made, parameters in _FORMS.values() if _FORMS.get(made) == (made, parameters)}
+_SIGNATURES = {torch.sub: _DIV} | {
+    made: parameters for made, parameters in _FORMS.values() if _FORMS.get(made) == (made, parameters)
+}
 
 # Writes in place, and the calls that make a new tensor of the same.
 _IN_PLACE: dict[Any, Any] = {
@@ -110,7 +128,8 @@ def _spell(node: fx.Node) -> None:
     if given or len(node.args) > len(written) or any(value is NEEDED for value in arguments.values()):
         # `out=`, sizes spread over several arguments, a dimension left to be guessed.
         return
-    if made is torch.softmax and arguments["dim"] is None:
+    if "dim" in arguments and not isinstance(arguments["dim"], (int, tuple, list)):
+        # Of two tensors the larger, for one.
         return
     if arguments.get("inplace") and _sole_owner(arguments["input"], node):
         arguments["inplace"] = False

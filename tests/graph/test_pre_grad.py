@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from litz.errors import VerifyError
 from litz.graph.mutation import mutates
 from litz.graph.normalise import normalise
-from litz.graph.rewrite_pre_grad import check_numbers, rewrite_pre_grad
+from litz.graph.rewrite_pre_grad import check_numbers
 from litz.graph.rules import PRE_GRAD
-from tests.graph.rewriting import context
+from tests.graph.before_autograd import Done
 
 SDPA = F.scaled_dot_product_attention
 B, H, S, D = 2, 3, 10, 8
@@ -24,54 +24,6 @@ Q, K, V = (torch.randn(B, H, S, D) for _ in range(3))
 BIAS = torch.randn(1, H, S, S)
 X = torch.randn(4, 6)
 IMAGE = torch.randn(2, 3, 9, 9)
-
-
-class Done:
-    """A function after rewriting: what fired, what nearly did, and its graph."""
-
-    def __init__(self, function: Any, inputs: list[torch.Tensor], grad: bool = True, tolerance: float = 1e-4):
-        self.ctx = context()
-        self.graphs: list[torch.fx.Graph] = []
-        leaves = [x.detach().clone().requires_grad_(grad and x.is_floating_point()) for x in inputs]
-
-        def backend(graph_module, given):
-            rewritten = rewrite_pre_grad(graph_module.forward, given, self.ctx)
-            self.graphs.append(rewritten.__self__.graph)
-            return rewritten
-
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend=backend)
-        mine, eager = (_numbers(f, leaves, grad) for f in (compiled, function))
-        for new, old in zip(mine, eager, strict=True):
-            assert new.stride() == old.stride()
-            torch.testing.assert_close(new, old, rtol=tolerance, atol=tolerance / 10)
-
-    @property
-    def fired(self) -> dict[str, int]:
-        return {f.rule: f.times for f in self.ctx.firings}
-
-    @property
-    def why(self) -> str:
-        return "; ".join(miss.why for miss in self.ctx.near_misses)
-
-    def count(self, target: Any) -> int:
-        return sum(n.target is target for graph in self.graphs for n in graph.nodes)
-
-
-def _numbers(function: Any, leaves: list[torch.Tensor], grad: bool) -> list[torch.Tensor]:
-    torch.manual_seed(1)
-    given = [x.detach().clone().requires_grad_(x.requires_grad) for x in leaves]
-    with torch.set_grad_enabled(grad):
-        # Leaves may not be written to; their copies may.
-        found = function(*[x * 1 if x.is_floating_point() else x.clone() for x in given])
-    found = list(found) if isinstance(found, (tuple, list)) else [found]
-    moving = [r for r in found if r.requires_grad]
-    if not moving:
-        return found
-    weights = [torch.linspace(-1, 1, r.numel()).reshape(r.shape) for r in moving]
-    learned = [x for x in given if x.requires_grad]
-    gradients = torch.autograd.grad(moving, learned, weights, allow_unused=True)
-    return [r.detach() for r in found] + [g for g in gradients if g is not None]
 
 
 # -- attention --------------------------------------------------------------------------------------
@@ -194,6 +146,60 @@ def test_types_chosen_by_autocast() -> None:
         assert Done(attend, [Q, K, V], False, tolerance=0.2).fired == {"attention_pre_grad": 1}
 
 
+# -- softmax ------------------------------------------------------------------------------------------
+def raised_and_divided(x, highest, total):
+    e = torch.exp(x - highest(x))
+    return (e / total(e)) * 2
+
+
+def highest(x):
+    return x.amax(-1, keepdim=True)
+
+
+def total(e):
+    return e.sum(-1, keepdim=True)
+
+
+SOFTMAX = {
+    "amax": lambda x: raised_and_divided(x, highest, total),
+    "max": lambda x: raised_and_divided(x, lambda x: x.max(-1, keepdim=True)[0], total),
+    "values of max": lambda x: raised_and_divided(x, lambda x: torch.max(x, dim=1, keepdim=True).values, total),
+    "detached": lambda x: raised_and_divided(x, lambda x: x.amax(1, True).detach(), lambda e: torch.sum(e, 1, True)),
+    "methods": lambda x: x.sub(x.amax(1, True)).exp().div(x.sub(x.amax(1, True)).exp().sum(1, True)) * 2,
+}
+NO_SOFTMAX = {
+    "another dimension": lambda x: raised_and_divided(x, highest, lambda e: e.sum(0, keepdim=True)),
+    "of another maximum": lambda x: raised_and_divided(x, lambda x: x.amax(0, keepdim=True), total),
+    "a minimum": lambda x: raised_and_divided(x, lambda x: x.amin(-1, keepdim=True), total),
+    "two dimensions": lambda x: raised_and_divided(x, lambda x: x.amax((0, 1), True), lambda e: e.sum((0, 1), True)),
+    "its parts returned": lambda x: (lambda e: (e / e.sum(-1, keepdim=True), e * 2))(torch.exp(x - highest(x))),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SOFTMAX if name != "methods"])
+def test_softmax_by_hand(name: str) -> None:
+    done = Done(SOFTMAX[name], [X])
+    assert done.fired == {"softmax_pre_grad": 1} and done.count(torch.exp) == 0
+
+
+@pytest.mark.parametrize("function", [*NO_SOFTMAX.values(), SOFTMAX["methods"]], ids=[*NO_SOFTMAX, "computed twice"])
+def test_what_is_no_softmax(function) -> None:
+    assert "softmax_pre_grad" not in Done(function, [X]).fired
+
+
+def test_attention_with_a_softmax_by_hand() -> None:
+    def function(q, k, v):
+        return F.dropout(raised_and_divided(q @ k.mT, highest, total) / 2, 0.2) @ v
+
+    def plain(q, k, v):
+        s = q @ k.mT
+        e = torch.exp(s - s.amax(-1, keepdim=True))
+        return F.dropout(e / e.sum(-1, keepdim=True), 0.2) @ v
+
+    assert Done(plain, [Q, K, V]).fired == {"softmax_pre_grad": 1, "attention_pre_grad": 1}
+    assert Done(function, [Q, K, V]).fired == {"softmax_pre_grad": 1}
+
+
 # -- splits and joins -------------------------------------------------------------------------------
 def parts_used_twice(x):
     a, b = torch.cat([x.sin(), x.cos()], 1).split(6, -1)
@@ -304,7 +310,7 @@ def test_conv_bn_trains_all_it_folds() -> None:
 
 # -- what they rest on --------------------------------------------------------------------------------
 def test_every_rule_is_tested() -> None:
-    tested = {case[0] for case in CASES.values()} | {"attention_pre_grad", "conv_bn_pre_grad"}
+    tested = {case[0] for case in CASES.values()} | {"attention_pre_grad", "conv_bn_pre_grad", "softmax_pre_grad"}
     assert {rule.name for rule in PRE_GRAD} == tested
 
 

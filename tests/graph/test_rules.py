@@ -190,7 +190,7 @@ def test_every_rule_has_a_case() -> None:
     assert {r.name for r in NOOP + SPLIT_CAT + SOFTMAX + UNIQUE_INDEX} <= tested
 
 
-# The backward uses what the written-out form computes on the way.
+# The backward uses what the written-out form computes on the way; in training it is rewritten before autograd.
 FORWARD_ONLY = {"softmax"}
 
 

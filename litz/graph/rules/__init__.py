@@ -12,11 +12,12 @@ from litz.graph.rules.conv_bn_pre_grad import CONV_BN_PRE_GRAD
 from litz.graph.rules.gpu import GPU
 from litz.graph.rules.noop import NOOP
 from litz.graph.rules.softmax import SOFTMAX
+from litz.graph.rules.softmax_pre_grad import SOFTMAX_PRE_GRAD
 from litz.graph.rules.split_cat import SPLIT_CAT
 from litz.graph.rules.split_cat_pre_grad import SPLIT_CAT_PRE_GRAD
 from litz.graph.rules.unique_index import UNIQUE_INDEX
 
-PRE_GRAD: Rules = ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
+PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
 JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
 POST_GRAD: Rules = NOOP + GPU
 
@@ -26,7 +27,7 @@ SUBJECTS: dict[str, Rules] = {
     "conv_bn": CONV_BN + CONV_BN_PRE_GRAD,
     "gpu": GPU,
     "noop": NOOP,
-    "softmax": SOFTMAX,
+    "softmax": SOFTMAX + SOFTMAX_PRE_GRAD,
     "split_cat": SPLIT_CAT + SPLIT_CAT_PRE_GRAD,
     "unique_index": UNIQUE_INDEX,
 }
