@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from litz.loop.contraction import contraction
-from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Value, expr, is_nonnegative
+from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Size, Value, constant, expr, is_nonnegative
 from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Store
 from litz.loop.passes import last_pass_only
 
@@ -100,7 +100,7 @@ def solve(
             flat = flat // axis.size
     elif left:
         return None
-    if own.substitute(moved) != place or covered != _volume(mentioned):
+    if own.substitute(moved) != place or covered != _volume(mentioned) or not is_injective(place, mentioned):
         return None
     if reduced:
         # What is reduced must be exactly what the space reduces; what is kept must not be.
@@ -140,6 +140,89 @@ def _digits(index: Expr, axes: tuple[Axis, ...]) -> list[tuple[Axis, Expr]] | No
             return None
         reach = reach + step * (axis.size - 1)
     return found
+
+
+def is_injective(index: Expr, axes: Iterable[Axis]) -> bool:
+    """Whether no two points over the axes surely have one index: as many points as places are then all places."""
+    turned = {a: a.size - 1 - a for a in axes if (c := index.coefficient(a)) is not None and is_nonnegative(-c - 1)}
+    index = index.substitute(turned) if turned else index
+    if _digits(index, tuple(axes)) is not None:
+        return True
+    parts = _parts(index)
+    if parts is None:
+        return False
+    reach = ZERO
+    for part in sorted(parts, key=lambda part: part.step.hint):
+        if not is_nonnegative(part.step - 1 - reach):
+            return False
+        reach = reach + part.step * part.most
+    of: dict[Expr, list[_Part]] = {}
+    for part in parts:
+        of.setdefault(part.whole, []).append(part)
+    within = [whole.axes() for whole in of]
+    if sum(map(len, within)) != len(set().union(*within)) or not set(axes) <= set().union(*within):
+        return False
+    return all(_is_whole(whole, found) for whole, found in of.items())
+
+
+class _Part(NamedTuple):
+    """`step` times a digit of `whole`: `whole // start % count`, where no `count` is the rest of it."""
+
+    step: Expr
+    whole: Expr
+    start: Expr
+    count: Expr | None
+    most: Expr
+
+
+def _parts(index: Expr) -> list[_Part] | None:
+    """The terms of an index that is not linear in its axes; None where one is no digit of something linear."""
+    found = []
+    for monomial, factor in index.terms:
+        step, atom = constant(factor), None
+        for one in monomial:
+            if isinstance(one, Size):
+                step = step * one
+            elif atom is None:
+                atom = one
+            else:
+                return None
+        if atom is None:
+            continue
+        whole, start, count = expr(atom), ONE, None
+        if isinstance(atom, Mod):
+            whole, count = atom.num, atom.den
+            atom = next(whole.atoms(), atom) if len(whole.terms) == 1 else atom
+        if isinstance(atom, FloorDiv) and expr(atom) is whole:
+            whole, start = atom.num, atom.den
+        largest = _reach(whole)
+        if largest is None or not is_nonnegative(step - 1):
+            return None
+        found.append(_Part(step, whole, start, count, largest // start if count is None else count - 1))
+    return found
+
+
+def _reach(index: Expr) -> Expr | None:
+    """The largest value of a mixed-radix number that begins at 0."""
+    digits = _digits(index, tuple(index.axes()))
+    if digits is None:
+        return None
+    largest = rest = ZERO
+    for axis, step in digits:
+        largest, rest = largest + step * (axis.size - 1), rest + expr(axis) * step
+    return largest if rest == index else None
+
+
+def _is_whole(whole: Expr, parts: Iterable[_Part]) -> bool:
+    """Whether the digits are all there are, so that the number follows from them."""
+    waiting = {part.start: part for part in parts}
+    start, largest = ONE, _reach(whole)
+    while start in waiting:
+        part = waiting.pop(start)
+        if part.count is None:
+            return not waiting
+        start = start * part.count
+    return not waiting and largest is not None and is_nonnegative(start - 1 - largest)
 
 
 def _join(space: Kernel, moving: Kernel, moved: Mapping[Axis, Expr], first: Kernel, second: Kernel) -> Kernel | None:

@@ -128,6 +128,8 @@ def _within(value: torch.Tensor, low: float, high: float) -> bool:
 
 
 def _varies(tensor: torch.Tensor, dims: tuple[int, ...]) -> bool:
+    if not tensor.numel():
+        return True
     wide = tensor.to(torch.float64)
     return bool((wide.var(dims, correction=0) > 1e-4 * wide.square().mean(dims)).all())
 
