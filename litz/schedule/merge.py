@@ -166,12 +166,12 @@ def is_injective(index: Expr, axes: Iterable[Axis]) -> bool:
 
 
 class _Part(NamedTuple):
-    """`step` times a digit of `whole`: `whole // start % count`, where no `count` is the rest of it."""
+    """`step` times a digit of `whole`: `whole // start % below`, where no `below` is the rest of it."""
 
     step: Expr
     whole: Expr
     start: Expr
-    count: Expr | None
+    below: Expr | None
     most: Expr
 
 
@@ -189,16 +189,16 @@ def _parts(index: Expr) -> list[_Part] | None:
                 return None
         if atom is None:
             continue
-        whole, start, count = expr(atom), ONE, None
+        whole, start, below = expr(atom), ONE, None
         if isinstance(atom, Mod):
-            whole, count = atom.num, atom.den
+            whole, below = atom.num, atom.den
             atom = next(whole.atoms(), atom) if len(whole.terms) == 1 else atom
         if isinstance(atom, FloorDiv) and expr(atom) is whole:
             whole, start = atom.num, atom.den
         largest = _reach(whole)
         if largest is None or not is_nonnegative(step - 1):
             return None
-        found.append(_Part(step, whole, start, count, largest // start if count is None else count - 1))
+        found.append(_Part(step, whole, start, below, largest // start if below is None else below - 1))
     return found
 
 
@@ -219,9 +219,9 @@ def _is_whole(whole: Expr, parts: Iterable[_Part]) -> bool:
     start, largest = ONE, _reach(whole)
     while start in waiting:
         part = waiting.pop(start)
-        if part.count is None:
+        if part.below is None:
             return not waiting
-        start = start * part.count
+        start = start * part.below
     return not waiting and largest is not None and is_nonnegative(start - 1 - largest)
 
 
