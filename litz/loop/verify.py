@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
-from math import prod
 from typing import NamedTuple, NoReturn
-
-import numpy as np
 
 from litz.errors import VerifyError
 from litz.loop.dtype import DTYPES, compute_type
-from litz.loop.expr import Atom, Axis, Expr, FloorDiv, Mod, Size, Value
+from litz.loop.expr import Axis, Expr, Size, Value
 from litz.loop.ir import (
     REDUCTIONS,
     SCANS,
@@ -40,6 +36,7 @@ from litz.loop.ir import (
     View,
     views,
 )  # fmt: skip
+from litz.loop.reach import disjoint, leaves, outside
 from litz.loop.scalar import BOOL, GIVEN, SCALARS
 from litz.loop.text import BUFFER_KINDS, print_arg, print_call, print_op
 
@@ -53,8 +50,6 @@ REDUCTION_KINDS = {
 }
 assert set(REDUCTION_KINDS) == set(REDUCTIONS), "every reduction says what it reduces"
 SCAN_KINDS = {**REDUCTION_KINDS, "logaddexp": ("float",)}
-# More points than this are not worth enumerating: the index then counts as not proved wrong.
-ENUMERABLE = 1 << 18
 _NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
 _TARGET = re.compile(r"\w+::[\w.]+\Z")
 
@@ -104,7 +99,7 @@ def _verify_buffer(key: str, buffer: Buffer) -> None:
         _fail(f"{buffer.dtype} is not a dtype", f"one of {', '.join(DTYPES)}", where)
     if buffer.kind not in BUFFER_KINDS:
         _fail(f"{buffer.kind} is not a kind of buffer", f"one of {', '.join(BUFFER_KINDS)}", where)
-    if any(not isinstance(leaf, Size) for leaf in _leaves(buffer.size)):
+    if any(not isinstance(leaf, Size) for leaf in leaves(buffer.size)):
         _fail(f"the size of {buffer.name} varies", "numbers and declared sizes", where)
 
 
@@ -173,7 +168,7 @@ class _KernelRules:
         if len(self.names) != len(self.kernel.axes) + len(self.kernel.reduced):
             self.fail("two axes have one name", "a name for each axis")
         for axis in (*self.kernel.axes, *self.kernel.reduced):
-            if any(not isinstance(leaf, Size) or leaf.name in self.names for leaf in _leaves(axis.size)):
+            if any(not isinstance(leaf, Size) or leaf.name in self.names for leaf in leaves(axis.size)):
                 self.fail(f"the size of axis {axis.name} is {axis.size}", "numbers and sizes not named like an axis")
         for op in self.kernel.body:
             if isinstance(op, Store):
@@ -217,7 +212,7 @@ class _KernelRules:
     def index(self, index: Expr, op: Op) -> int:
         """The axes it depends on, through values too."""
         axes = 0
-        for leaf in _leaves(index):
+        for leaf in leaves(index):
             if isinstance(leaf, Axis):
                 bit = self.bits.get(leaf)
                 if bit is None:
@@ -248,9 +243,9 @@ class _KernelRules:
         masked = isinstance(op, Load) and op.mask is not None
         if buffer.size.is_int and not masked and not self.empty:
             # An input is the caller's memory from its first element on, which a view may start before.
-            outside = _outside(op.index, buffer.size.int, below=buffer.kind != "input")
-            if outside is not None:
-                self.fail(f"{op.buffer}[{outside}] is out of bounds", f"an index in [0, {buffer.size})", op)
+            beyond = outside(op.index, buffer.size.int, below=buffer.kind != "input")
+            if beyond is not None:
+                self.fail(f"{op.buffer}[{beyond}] is out of bounds", f"an index in [0, {buffer.size})", op)
         return axes
 
     def load(self, op: Load) -> int:
@@ -322,7 +317,7 @@ class _KernelRules:
 
     def check(self, op: Check) -> int:
         record = self.value(op.value, op)
-        if any(not isinstance(leaf, Size) for leaf in _leaves(op.limit)):
+        if any(not isinstance(leaf, Size) for leaf in leaves(op.limit)):
             self.fail(f"the limit {op.limit} varies", "numbers and declared sizes", op)
         if DTYPES[record.dtype].kind not in INDEX_KINDS or op.dtype != record.dtype:
             self.fail(f"a check of {record.dtype} gives {op.dtype}", "one integer type for both", op)
@@ -376,41 +371,8 @@ class _KernelRules:
                 if index is load.index:
                     if self.parallel & ~self.index(index, store):
                         self.fail(f"{store.buffer} is updated once in each of several iterations", "one update", store)
-                elif not _disjoint(index, load.index):
+                elif not disjoint(index, load.index):
                     self.fail(f"{load.buffer} is also stored at [{index}]", "a load and a store of one element", load)
-
-
-@lru_cache(maxsize=1 << 14)
-def _leaves(index: Expr) -> tuple[Atom, ...]:
-    """The axes, sizes and values of an index, once each."""
-    return tuple(dict.fromkeys(a for a in index.atoms() if not isinstance(a, (FloorDiv, Mod))))
-
-
-def _disjoint(one: Expr, other: Expr) -> bool:
-    (low, high), (other_low, other_high) = one.bounds(), other.bounds()
-    before = high is not None and other_low is not None and high < other_low
-    return before or (other_high is not None and low is not None and other_high < low)
-
-
-@lru_cache(maxsize=1 << 14)
-def _outside(index: Expr, size: int, below: bool) -> int | None:
-    """An offset the index reaches outside `[0, size)`; None where none is proved."""
-    low, high = index.bounds()
-    far = high if high is not None and high >= size else low if below and low is not None and low < 0 else None
-    if far is None:
-        return None
-    leaves = _leaves(index)
-    if sum(1 for _ in index.atoms()) == len(leaves):
-        return far  # each axis once, in no division: the bound is reached
-    # `bounds` takes each term by itself, and terms that share an axis may never peak together: try all points.
-    limits = [getattr(leaf, "size" if isinstance(leaf, Axis) else "limit", None) for leaf in leaves]
-    extents = [limit.int for limit in limits if limit is not None and limit.is_int]
-    if len(extents) != len(leaves) or prod(extents) > ENUMERABLE:
-        return None
-    points = dict(zip(leaves, np.ogrid[tuple(slice(extent) for extent in extents)], strict=True))
-    reached = np.asarray(index.evaluate(points.__getitem__))
-    top, bottom = int(reached.max()), int(reached.min())
-    return top if top >= size else bottom if below and bottom < 0 else None
 
 
 __all__ = ["verify"]
