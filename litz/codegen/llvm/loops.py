@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.lanes import vector_axis
 from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
@@ -24,7 +25,6 @@ from litz.loop.ir import (
     Buffer,
     Definition,
     Kernel,
-    Load,
     Op,
     Reduce,
     Scan,
@@ -62,42 +62,6 @@ def render(
     kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
 ) -> Rendered:
     return _Renderer(kernel, buffers, target, module, name, sizes).run()
-
-
-def vector_axis(kernel: Kernel) -> Axis | None:
-    """The axis to run across lanes: the one most accesses are contiguous along, stores counting double.
-
-    What is read or written once a row, and not once an element, hardly counts.
-    """
-    best: tuple[float, int] | None = None
-    chosen = None
-    candidates = [*kernel.axes] if kernel.ordered else [*kernel.axes, *kernel.reduced]
-    reduced = frozenset(kernel.reduced)
-    accesses = [op for op in kernel.body if isinstance(op, (Load, Store))]
-    for position, axis in enumerate(candidates):
-        score = 0.0
-        for op in accesses:
-            step = op.index.coefficient(axis)
-            weight = 2.0 if isinstance(op, Store) else 1.0
-            if reduced and not op.index.axes() & reduced:
-                weight /= 16
-            if step is None:
-                score -= weight
-            elif step.is_int and step.int == 1:
-                score += weight
-            elif not (step.is_int and step.int == 0):
-                score -= 2 * weight
-        if axis.size.is_int and axis.size.int < 4:
-            score -= 4
-        if best is None or (score, position) >= best:
-            best, chosen = (score, position), axis
-    if kernel.ordered and best is not None and best[0] <= 0 and not _has_dear_scan(kernel):
-        return None  # rows that lie apart, each walked in order: gathering them costs more than it gives
-    return chosen
-
-
-def _has_dear_scan(kernel: Kernel) -> bool:
-    return any(isinstance(op, Scan) and op.kind == "logaddexp" for op in kernel.body)
 
 
 def volume(axes: Iterable[Axis]) -> Expr:
