@@ -26,6 +26,11 @@ def torch_version() -> tuple[int, int, int]:
     return parse_version(torch.__version__)
 
 
+def products_ask_for_sizes() -> bool:
+    """Whether `matmul` of functional tensors asks a symbolic size for its value (2.11), unless Python decides."""
+    return torch_version() < (2, 13, 0)
+
+
 def torch_library() -> str | None:
     """Path of the library that holds ATen, SLEEF and the C shim."""
     return _loaded_library("libtorch_cpu")

@@ -24,6 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from litz.capture.outputs import classify
 from litz.capture.record import Recorder, run_with_sources
+from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
 from litz.graph.signature import Input, Joint, Signature
 
@@ -65,7 +66,8 @@ def trace_joint(
             stack.enter_context(mode)
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
-            if training and _normalises_batches(function):
+            symbolic = symbolic_mode(inputs) is not None and products_ask_for_sizes()
+            if symbolic or (training and _normalises_batches(function)):
                 # Batch norm only has a functional form behind this dispatcher, which slows all others down.
                 stack.enter_context(enable_python_dispatcher())
             for position, fake in enumerate(fakes):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import litz
+from litz.capture.backend import PerSize
 from litz.capture.backend import litz as backend
 
 H, D = 4, 16
@@ -65,6 +66,7 @@ def run(function) -> list[tuple[int, dict[str, int]]]:
         shapes = next(v.fake_mode.shape_env for v in values if isinstance(v, torch.Tensor))
         before = len(shapes.guards)
         compiled = backend(graph_module, inputs, options={"verify": True})
+        assert not isinstance(compiled, PerSize), compiled.why
         report = litz.last_report()
         found.append((len(shapes.guards) - before, {f.rule: f.times for f in report.firings}))
         return compiled
