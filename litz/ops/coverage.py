@@ -24,8 +24,8 @@ TREATMENTS = {
     "library": "called on purpose: PyTorch's libraries do it as well as it can be done",
     "called": "called as it is, a fallback that the report names",
 }
-# Lowerings that always call the library.
-_LIBRARY = {"aten::baddbmm"}
+# Lowerings that call the library always, or nearly so.
+_LIBRARY = {"aten::baddbmm", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 _KERNELS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 

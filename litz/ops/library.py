@@ -17,7 +17,7 @@ _NAMES = (
     "_fft_c2r", "_linalg_det", "_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_lu_factor_ex", "linalg_inv_ex",
     "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex", "triangular_solve", "cholesky",
     "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig", "linalg_householder_product",
-    "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward", "_embedding_bag",
+    "linalg_lstsq", "mkldnn_rnn_layer", "_cdist_forward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_embedding_bag_dense_backward",
     "_embedding_bag_per_sample_weights_backward", "_cdist_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",

@@ -23,6 +23,7 @@ from litz.loop.ir import Program, SizeSource, View
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
     activation_backward,
+    bag,
     compare,
     conv,
     conv_backward,

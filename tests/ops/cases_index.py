@@ -22,6 +22,7 @@ IMAGE = torch.randn(2, 4, 5, 6)
 LAST = IMAGE.to(memory_format=torch.channels_last)
 MANY, ROW = torch.randperm(9), torch.randn(20)
 SCALAR = torch.tensor(1.5)
+BAGGED = torch.tensor([3, 1, 7, 7, 0])
 SORTED = torch.tensor([-7, -3, -3, 0, 2, 2, 2, 5, 8])
 
 
@@ -49,6 +50,12 @@ READ = [
     case("embedding-transposed", lambda w, i: F.embedding(i, w.t()), TABLE, torch.tensor([[3, 1], [0, 7]]).t()),
     case("embedding-bf16", lambda w, i: F.embedding(i, w), TABLE.bfloat16(), I),
     case("embedding-empty", lambda w, i: (F.embedding(i, w) * 2).sum(), TABLE, torch.zeros(0, dtype=torch.int64)),
+    case("embedding_bag-max", lambda w, i, o: F.embedding_bag(i, w, o, mode="max"), TABLE, BAGGED,
+         torch.tensor([0, 2, 2])),
+    case("embedding_bag-sum-bf16", lambda w, i, o: aten._embedding_bag(w, i, o)[0], TABLE.bfloat16(), BAGGED,
+         torch.tensor([0, 3])),
+    case("embedding_bag-mean", lambda w, i, o: F.embedding_bag(i, w, o), TABLE, BAGGED, torch.tensor([0, 3]),
+         calls=("aten::_embedding_bag_forward_only",)),
     case("index_select", lambda x, i: x.index_select(1, i), X, I),
     case("index_select-last", lambda x, i: x.index_select(-1, i), TRANSPOSED, I),
     case("index_select-scalar-index", lambda x, i: x.index_select(0, i), X, torch.tensor(2)),
