@@ -35,8 +35,7 @@ _CHUNK = (("input", NEEDED), ("chunks", NEEDED), ("dim", 0))
 _UNBIND = (("input", NEEDED), ("dim", 0))
 _EXP = (("input", NEEDED),)
 _DIV = (("input", NEEDED), ("other", NEEDED))
-_SUM = (("input", NEEDED), ("dim", NEEDED), ("keepdim", False), ("dtype", None))
-_MAX = (("input", NEEDED), ("dim", NEEDED), ("keepdim", False))
+_REDUCED = (("input", NEEDED), ("dim", NEEDED), ("keepdim", False))
 _MATMUL = (("input", NEEDED), ("other", NEEDED))
 _BMM = (("input", NEEDED), ("mat2", NEEDED))
 
@@ -55,12 +54,12 @@ _FORMS: dict[Any, Form] = {
     torch.true_divide: (torch.div, _DIV),
     "div": (torch.div, _DIV),
     "sub": (torch.sub, _DIV),
-    torch.sum: (torch.sum, _SUM),
-    "sum": (torch.sum, _SUM),
-    torch.amax: (torch.amax, _MAX),
-    "amax": (torch.amax, _MAX),
-    torch.max: (torch.max, _MAX),
-    "max": (torch.max, _MAX),
+    torch.sum: (torch.sum, _REDUCED),
+    "sum": (torch.sum, _REDUCED),
+    torch.amax: (torch.amax, _REDUCED),
+    "amax": (torch.amax, _REDUCED),
+    torch.max: (torch.max, _REDUCED),
+    "max": (torch.max, _REDUCED),
     torch.softmax: (torch.softmax, _SOFTMAX),
     "softmax": (torch.softmax, _SOFTMAX),
     functional.softmax: (torch.softmax, (*_SOFTMAX[:2], ("_stacklevel", 3), _SOFTMAX[2])),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import pytest
 import torch
+from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
 from litz.errors import VerifyError
 from litz.graph.mutation import mutates
-from litz.graph.normalise import normalise
 from litz.graph.rewrite_pre_grad import check_numbers
 from litz.graph.rules import PRE_GRAD
 from tests.graph.before_autograd import Done
@@ -293,7 +292,7 @@ def test_conv_bn() -> None:
 def test_conv_bn_stays() -> None:
     assert Done(conv_bn(), [IMAGE], False).fired == {}
     assert Done(conv_bn(used=True), [IMAGE]).fired == {}
-    graph = torch.fx.symbolic_trace(lambda x, m, v: F.batch_norm(torch.conv2d(x, x), m, v, training=True)).graph
+    graph = symbolic_trace(lambda x, m, v: F.batch_norm(torch.conv2d(x, x), m, v, training=True)).graph
     assert sum(mutates(n) for n in graph.nodes) == 1
 
 
@@ -314,65 +313,8 @@ def test_every_rule_is_tested() -> None:
     assert {rule.name for rule in PRE_GRAD} == tested
 
 
-def spelled(function: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    graph = torch.fx.symbolic_trace(function).graph
-    normalise(graph)
-    return [(n.target, n.args[1:]) for n in graph.nodes if n.op == "call_function"]
-
-
-def test_one_spelling_for_each_call() -> None:
-    forms = {
-        torch.softmax: [lambda x: x.softmax(1), lambda x: F.softmax(x, dim=1), lambda x: torch.softmax(x, 1, None)],
-        F.dropout: [lambda x: F.dropout(x, 0.1), lambda x: torch.dropout(x, 0.1, True), lambda x: F.dropout(x, p=0.1)],
-        torch.split: [lambda x: x.split(2, 1), lambda x: torch.split(x, 2, dim=1), lambda x: x.split(2, dim=1)],
-        torch.bmm: [lambda x: x.bmm(x), lambda x: torch.bmm(x, x), lambda x: torch.bmm(x, mat2=x)],
-        torch.matmul: [lambda x: x @ x, lambda x: x.matmul(x), lambda x: torch.matmul(x, other=x)],
-    }
-    for target, functions in forms.items():
-        first, *others = (spelled(f) for f in functions)
-        assert first[0][0] is target and all(str(other) == str(first) for other in others)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: F.softmax(x), lambda x: torch.cat([x], out=x), lambda x: x.softmax(1, dtype=None, unknown=1)],
-)
-def test_what_is_not_understood_stays_as_it_is(function) -> None:
-    graph = torch.fx.symbolic_trace(function).graph
-    before = [(n.op, n.target, n.args, n.kwargs) for n in graph.nodes]
-    normalise(graph)
-    assert [(n.op, n.target, n.args, n.kwargs) for n in graph.nodes] == before
-
-
-def test_who_writes() -> None:
-    graph = torch.fx.Graph()
-    x, y = graph.placeholder("x"), graph.placeholder("y")
-    writing = [
-        graph.call_method("add_", (x, 1)),
-        graph.call_function(operator.setitem, (x, 0, y)),
-        graph.call_function(operator.iadd, (x, y)),
-        graph.call_function(F.relu, (x, True)),
-        graph.call_function(torch.add, (x, y), {"out": y}),
-        graph.call_function(torch.ops.aten.mul_.Tensor, (x, y)),
-        graph.call_function(torch.relu_, (x,)),
-        graph.call_function(F.batch_norm, (x, y, y), {"training": True}),
-        graph.call_function(test_who_writes, (x,)),  # who knows
-    ]
-    reading = [
-        graph.call_method("add", (x, 1)),
-        graph.call_method("__and__", (x, y)),
-        graph.call_function(F.relu, (x,)),
-        graph.call_function(operator.getitem, (x, 0)),
-        graph.call_function(torch.ops.aten.mul.Tensor, (x, y)),
-        graph.call_function(F.batch_norm, (x, y, y, None, None, False, 0.1, 1e-5)),
-        graph.call_function(F.linear, (x, y)),
-    ]
-    assert all(mutates(n) for n in writing), [n for n in writing if not mutates(n)]
-    assert not any(mutates(n) for n in reading), [n for n in reading if mutates(n)]
-
-
 def test_numbers_that_change_are_an_error() -> None:
-    before, after = torch.fx.symbolic_trace(lambda x: x.sin()), torch.fx.symbolic_trace(lambda x: x.cos())
+    before, after = symbolic_trace(lambda x: x.sin()), symbolic_trace(lambda x: x.cos())
     check_numbers(before, before, [X])
     with pytest.raises(VerifyError, match="changed a result"):
         check_numbers(before, after, [X])

@@ -26,8 +26,8 @@ def softmax_pre_grad(match: Match) -> Any:
     raised, shifted, total = match["raised"], match["shifted"], match["total"]
     if not isinstance(total, fx.Node) or total.target is not torch.sum or total.args[0] is not raised:
         return None
-    dim = _sole(total.args[1])
-    if dim is None or total.args[2] is not True or total.args[3] is not None:
+    dim = _sole(total.args[1]) if len(total.args) == 3 and not total.kwargs else None
+    if dim is None or total.args[2] is not True:
         return None
     if not isinstance(shifted, fx.Node) or shifted.target not in _SUBTRACTIONS or shifted.kwargs:
         return None
