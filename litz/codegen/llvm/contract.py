@@ -378,9 +378,11 @@ class _Renderer:
         a = w.let(f"getelementptr float, ptr {self.packed_rows}, i64 {w.mul(position, str(shape.tile_floats))}", "p")
         place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
         b = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
-        stretch = _even_stretch(shape.depth, self.lanes)
-        with w.loop("0", str(shape.depth), stretch) as k:
-            length = w.minimum(w.let(f"sub i64 {shape.depth}, {k}"), str(stretch))
+        # Padding in between is multiplied like all else; at the end it is left out.
+        depth = shape.depth if self.outer else self.inner.size.int
+        stretch = _even_stretch(depth, self.lanes)
+        with w.loop("0", str(depth), stretch) as k:
+            length = w.minimum(w.let(f"sub i64 {depth}, {k}"), str(stretch))
             rows_at = w.let(f"getelementptr float, ptr {a}, i64 {w.mul(k, str(tile.rows))}", "p")
             columns_at = w.let(f"getelementptr float, ptr {b}, i64 {w.mul(k, str(tile.columns))}", "p")
             more = w.let(f"icmp ne i64 {k}, 0")

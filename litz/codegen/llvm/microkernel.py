@@ -4,7 +4,7 @@
 tile, or has it added when `more` is true: long sums are taken in stretches, which keeps their rounding
 errors from piling up. Both are packed in chunks of as many steps of the depth as a vector has lanes: a
 row's chunk is one vector, so packing rows is plain copying, and every address in the loop is the pointer
-plus a constant.
+plus a constant. What is left of a depth that is no whole number of chunks is taken a step at a time.
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
 """
@@ -48,60 +48,123 @@ def declaration(tile: Tile) -> str:
 
 def text(tile: Tile) -> str:
     """The function, as a module of its own."""
-    rows, lanes = tile.rows, tile.lanes
-    vector = f"<{lanes} x float>"
+    vector = f"<{tile.lanes} x float>"
+    tiles = [(row, v) for row in range(tile.rows) for v in range(PANEL_VECTORS)]
     lines = [
         f"define void @{tile.name}(ptr noalias %a, ptr noalias %b, i64 %depth, ptr noalias %c, i1 %more) nounwind {{",
         "entry:",
-        "  br label %chunk",
+        f"  %whole = and i64 %depth, {-tile.lanes}",
+        "  %any = icmp ne i64 %whole, 0",
+        "  br i1 %any, label %chunk, label %rest",
+        *_chunks(tile, vector, tiles),
+        *_single_steps(tile, vector, tiles),
+        "done:",
+    ]
+    for row, v in tiles:
+        lines.append(f"  %sum.{row}.{v} = phi {vector} [%left.{row}.{v}, %rest], [%t.{row}.{v}, %step]")
+    for row, v in tiles:
+        lines.append(f"  %pc.{row}.{v} = getelementptr float, ptr %c, i64 {row * tile.columns + v * tile.lanes}")
+    lines += ["  br i1 %more, label %add, label %set", "add:"]
+    for row, v in tiles:
+        lines += [
+            f"  %old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, align {4 * tile.lanes}",
+            f"  %new.{row}.{v} = fadd {vector} %old.{row}.{v}, %sum.{row}.{v}",
+            f"  store {vector} %new.{row}.{v}, ptr %pc.{row}.{v}, align {4 * tile.lanes}",
+        ]
+    lines += ["  ret void", "set:"]
+    for row, v in tiles:
+        lines.append(f"  store {vector} %sum.{row}.{v}, ptr %pc.{row}.{v}, align {4 * tile.lanes}")
+    lines += ["  ret void", "}", f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})", ""]
+    return "\n".join(lines)
+
+
+Places = list[tuple[int, int]]
+
+
+def _chunks(tile: Tile, vector: str, tiles: Places) -> list[str]:
+    """As many steps at once as a vector has lanes: every address is a pointer plus a constant."""
+    lanes = tile.lanes
+    lines = [
         "chunk:",
         "  %k = phi i64 [0, %entry], [%k.next, %chunk]",
         "  %pa = phi ptr [%a, %entry], [%pa.next, %chunk]",
         "  %pb = phi ptr [%b, %entry], [%pb.next, %chunk]",
     ]
-    running = {}
-    for row in range(rows):
-        for v in range(PANEL_VECTORS):
-            lines.append(
-                f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %entry], [%s.{lanes - 1}.{row}.{v}, %chunk]"
-            )
-            running[row, v] = f"%acc.{row}.{v}"
+    for row, v in tiles:
+        last = f"%s.{lanes - 1}.{row}.{v}"
+        lines.append(f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %entry], [{last}, %chunk]")
+    running = {place: f"%acc.{place[0]}.{place[1]}" for place in tiles}
     for step in range(lanes):
         for v in range(PANEL_VECTORS):
             lines.append(f"  %pb.{step}.{v} = getelementptr float, ptr %pb, i64 {(step * PANEL_VECTORS + v) * lanes}")
-            lines.append(f"  %b.{step}.{v} = load {vector}, ptr %pb.{step}.{v}, align {4 * lanes}")
-        for row in range(rows):
-            one, wide = f"%a.{step}.{row}", f"%w.{step}.{row}"
-            lines += [
-                f"  %pa.{step}.{row} = getelementptr float, ptr %pa, i64 {row * lanes + step}",
-                f"  {one} = load float, ptr %pa.{step}.{row}, align 4",
-                f"  {wide}.0 = insertelement {vector} poison, float {one}, i32 0",
-                f"  {wide} = shufflevector {vector} {wide}.0, {vector} poison, <{lanes} x i32> zeroinitializer",
-            ]
-            for v in range(PANEL_VECTORS):
-                total = f"%s.{step}.{row}.{v}"
-                factors = f"{vector} {wide}, {vector} %b.{step}.{v}"
-                lines.append(f"  {total} = call {vector} @llvm.fma.v{lanes}f32({factors}, {vector} {running[row, v]})")
-                running[row, v] = total
-    lines += [
+        for row in range(tile.rows):
+            lines.append(f"  %pa.{step}.{row} = getelementptr float, ptr %pa, i64 {row * lanes + step}")
+        totals = {(row, v): f"%s.{step}.{row}.{v}" for row, v in tiles}
+        lines += _multiply(tile, vector, f"{step}.", running, totals)
+        running = totals
+    return [
+        *lines,
         f"  %k.next = add i64 %k, {lanes}",
-        f"  %pa.next = getelementptr float, ptr %pa, i64 {rows * lanes}",
+        f"  %pa.next = getelementptr float, ptr %pa, i64 {tile.rows * lanes}",
         f"  %pb.next = getelementptr float, ptr %pb, i64 {lanes * tile.columns}",
-        "  %on = icmp ult i64 %k.next, %depth",
-        "  br i1 %on, label %chunk, label %done",
-        "done:",
+        "  %on = icmp ult i64 %k.next, %whole",
+        "  br i1 %on, label %chunk, label %rest",
     ]
-    for row, v in running:
-        lines.append(f"  %pc.{row}.{v} = getelementptr float, ptr %c, i64 {row * tile.columns + v * lanes}")
-    lines += ["  br i1 %more, label %add, label %set", "add:"]
-    for (row, v), value in running.items():
+
+
+def _single_steps(tile: Tile, vector: str, tiles: Places) -> list[str]:
+    """What is left of the depth, one step at a time."""
+    lanes = tile.lanes
+    lines = [
+        "rest:",
+        "  %ra = phi ptr [%a, %entry], [%pa.next, %chunk]",
+        "  %rb = phi ptr [%b, %entry], [%pb.next, %chunk]",
+    ]
+    for row, v in tiles:
+        last = f"%s.{lanes - 1}.{row}.{v}"
+        lines.append(f"  %left.{row}.{v} = phi {vector} [zeroinitializer, %entry], [{last}, %chunk]")
+    lines += [
+        "  %more.steps = icmp ult i64 %whole, %depth",
+        "  br i1 %more.steps, label %step, label %done",
+        "step:",
+        "  %j = phi i64 [%whole, %rest], [%j.next, %step]",
+        "  %qa = phi ptr [%ra, %rest], [%qa.next, %step]",
+        "  %pb.last.0 = phi ptr [%rb, %rest], [%qb.next, %step]",
+    ]
+    for row, v in tiles:
+        lines.append(f"  %u.{row}.{v} = phi {vector} [%left.{row}.{v}, %rest], [%t.{row}.{v}, %step]")
+    for v in range(1, PANEL_VECTORS):
+        lines.append(f"  %pb.last.{v} = getelementptr float, ptr %pb.last.0, i64 {v * lanes}")
+    for row in range(tile.rows):
+        lines.append(f"  %pa.last.{row} = getelementptr float, ptr %qa, i64 {row * lanes}")
+    running = {(row, v): f"%u.{row}.{v}" for row, v in tiles}
+    lines += _multiply(tile, vector, "last.", running, {(row, v): f"%t.{row}.{v}" for row, v in tiles})
+    return [
+        *lines,
+        "  %j.next = add i64 %j, 1",
+        "  %qa.next = getelementptr float, ptr %qa, i64 1",
+        f"  %qb.next = getelementptr float, ptr %pb.last.0, i64 {tile.columns}",
+        "  %again = icmp ult i64 %j.next, %depth",
+        "  br i1 %again, label %step, label %done",
+    ]
+
+
+def _multiply(
+    tile: Tile, vector: str, tag: str, running: dict[tuple[int, int], str], totals: dict[tuple[int, int], str]
+) -> list[str]:
+    """One step of the depth: `%pa.TAGrow` and `%pb.TAGv` are where its numbers lie."""
+    lanes = tile.lanes
+    lines = []
+    for v in range(PANEL_VECTORS):
+        lines.append(f"  %b.{tag}{v} = load {vector}, ptr %pb.{tag}{v}, align {4 * lanes}")
+    for row in range(tile.rows):
+        one, wide = f"%a.{tag}{row}", f"%w.{tag}{row}"
         lines += [
-            f"  %old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, align {4 * lanes}",
-            f"  %new.{row}.{v} = fadd {vector} %old.{row}.{v}, {value}",
-            f"  store {vector} %new.{row}.{v}, ptr %pc.{row}.{v}, align {4 * lanes}",
+            f"  {one} = load float, ptr %pa.{tag}{row}, align 4",
+            f"  {wide}.0 = insertelement {vector} poison, float {one}, i32 0",
+            f"  {wide} = shufflevector {vector} {wide}.0, {vector} poison, <{lanes} x i32> zeroinitializer",
         ]
-    lines += ["  ret void", "set:"]
-    for (row, v), value in running.items():
-        lines.append(f"  store {vector} {value}, ptr %pc.{row}.{v}, align {4 * lanes}")
-    lines += ["  ret void", "}", f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})", ""]
-    return "\n".join(lines)
+        for v in range(PANEL_VECTORS):
+            factors = f"{vector} {wide}, {vector} %b.{tag}{v}, {vector} {running[row, v]}"
+            lines.append(f"  {totals[row, v]} = call {vector} @llvm.fma.v{lanes}f32({factors})")
+    return lines
