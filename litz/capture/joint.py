@@ -154,7 +154,7 @@ class _Trace:
             outputs = self._run([wrapped[p] for p in self.places])
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
             self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
-            results = self._classify(outputs, wrapped)
+            results = self._classify(outputs, wrapped, primals)
             updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
             gradients = self._gradients([*results, *updated]) if self.training else []
             self.primals = len(primals)
@@ -196,6 +196,8 @@ class _Trace:
         if torch._functionalize_has_metadata_mutation(wrapped.elem):
             raise CaptureError(f"input {position} changes its shape or strides in place", stage="trace")
         mutated = torch._functionalize_has_data_mutation(wrapped.elem)
+        if mutated and _shares_elements(wrapped):
+            raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
         hidden = not self.training or not mutated or self._hidden(wrapped, position)
         return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
 
@@ -206,17 +208,23 @@ class _Trace:
             return True
         return not wrapped.requires_grad and not self.needs_grad[position]
 
-    def _classify(self, outputs: list[Any], wrapped: list[Any]) -> list[Any]:
+    def _classify(self, outputs: list[Any], wrapped: list[Any], primals: Sequence[Any]) -> list[Any]:
         """Sort outputs by whose memory they are; the tensors that the graph itself must return."""
-        self.outputs, results = classify(outputs, wrapped, self._laid_out)
+        self.outputs, results = classify(outputs, wrapped, primals, self._laid_out)
         self.result_count = len(results)
         return results
 
     def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
         strides = None if self.strides is None else self.strides[position]
-        if strides is None or out.stride() == strides:
+        # The value's own strides: those of its wrapper are from before it was written to.
+        if strides is None or _unwrap(out).stride() == strides:
             return out
-        return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
+        shape = out.shape
+        for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+            if stride == 0 and size > 1:  # one element, seen many times
+                out = out.narrow(dim, 0, 1)
+        copy = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
+        return copy if out.shape == shape else copy.expand(shape)
 
     def _gradients(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         differentiable = [(i, r) for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad]
@@ -252,6 +260,11 @@ class _Trace:
             tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, places, self.autocast
         )
         return Joint(module, signature, self.primals, self.forward_outputs, self.gradient_of if self.training else ())
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
 
 
 def _unwrap(value: Any) -> Any:

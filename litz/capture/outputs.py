@@ -10,7 +10,7 @@ the others are views of; so the graph returns it even where the user does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ from litz.graph.signature import Output, Window
 
 
 def classify(
-    outputs: list[Any], inputs: list[Any], laid_out: Callable[[torch.Tensor, int], torch.Tensor]
+    outputs: list[Any],
+    inputs: list[Any],
+    primals: Sequence[Any],
+    laid_out: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[list[Output], list[torch.Tensor]]:
     """`laid_out(tensor, position)` is the tensor with the strides the user expects of that output."""
     of_input = {_storage(w): i for i, w in reversed(list(enumerate(inputs))) if isinstance(w, FunctionalTensor)}
@@ -41,7 +44,7 @@ def classify(
             found.append(Output("input", itself[id(out)]))
         elif _storage(out) in of_input:
             index = of_input[_storage(out)]
-            found.append(_view("view", index, out, inputs[index], position))
+            found.append(_view("view", index, out, primals[index], position))
         elif id(out) in place:
             found.append(Output("part", place[id(out)], None, out.requires_grad))
         elif _storage(out) in shared:
@@ -84,10 +87,20 @@ def _base(group: list[torch.Tensor]) -> torch.Tensor:
 def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
     if base.dtype != view.dtype:
         raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
+    needs_grad, view = view.requires_grad, _on(base, view)
     if any(isinstance(s, torch.SymInt) for s in (*view.shape, *view.stride(), view.storage_offset())):
         raise CaptureError(f"output {position} is a view whose sizes are known only at run time", stage="trace")
     window = Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
-    return Output(kind, index, window, view.requires_grad)
+    return Output(kind, index, window, needs_grad)
+
+
+def _on(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """The view as one of `base`. What functionalisation says of it describes the latest value of its memory, which
+    after a write is another tensor, laid out otherwise."""
+    if isinstance(base, FunctionalTensor) or not isinstance(view, FunctionalTensor):
+        return view
+    steps = torch._C._functionalization.get_view_meta_sequence(view.elem)
+    return torch._C._functionalization.apply_view_meta_sequence(base, steps)
 
 
 def _storage(tensor: Any) -> int:

@@ -63,7 +63,8 @@ def escapes(node: fx.Node) -> bool:
         for user in todo.pop().users:
             if user.op == "output":
                 return True
-            if user not in seen and is_view(user):
+            # One of several results is memory of the call's own.
+            if user not in seen and (is_view(user) or user.target is operator.getitem):
                 seen.add(user)
                 todo.append(user)
     return False

@@ -165,11 +165,22 @@ class Editor:
             user.replace_input_with(node, copy)
 
     def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
-        """A copy of the node with the strides of `like`."""
+        """A copy of the node with the strides of `like`, gaps included."""
         order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
         permuted = self.call(aten.permute.default, (node, order), {}, before, node)
         copy = self.call(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}, before, node)
         result = self.call(aten.permute.default, (copy, [order.index(d) for d in range(like.dim())]), {}, before, node)
+        if same_layout(result.meta["val"], like):
+            return result
+        self.erase(result)
+        one = node
+        for dim, stride in enumerate(like.stride()):
+            if stride == 0 and like.shape[dim] != 1:  # one element, seen many times
+                one = self.call(aten.slice.Tensor, (one, dim, 0, 1), {}, before, node)
+        sizes, strides = list(one.meta["val"].shape), list(like.stride())
+        room = self.call(aten.empty_strided.default, (sizes, strides), {"dtype": like.dtype}, before, node)
+        copy = self.call(aten.copy.default, (room, one), {}, before, node)
+        result = self.call(aten.expand.default, (copy, list(like.shape)), {}, before, node)
         if not same_layout(result.meta["val"], like):
             raise Refused(f"strides {tuple(like.stride())} of a result cannot be restored")
         return result

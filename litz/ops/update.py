@@ -152,6 +152,8 @@ def common_shape(views: Sequence[View]) -> tuple[Expr, ...]:
 @lowers(aten.put.default)
 def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulate: bool = False) -> Any:
     """Places count through all of `x`; those of the index and of what is put, in the order of their elements."""
+    if torch.are_deterministic_algorithms_enabled() and not accumulate:
+        return NotImplemented  # eager refuses it then, whoever would run it
     dtype = compute_type(x.dtype) if accumulate else x.dtype
     fake = node.meta["val"]
     kind = "put" if not accumulate else "max" if dtype == "b1" else "sum"
