@@ -209,3 +209,18 @@ def test_inputs_that_change_shape_in_place() -> None:
         warnings.simplefilter("ignore")
         assert torch.equal(compiled(widen)(mine), widen(eager))
     assert mine.shape == eager.shape
+
+
+@pytest.mark.parametrize("name", ["inv", "cholesky"])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_matrix_that_cannot_be_inverted_raises_as_in_eager(name: str, training: bool) -> None:
+    """The operator is called, what surrounds it is compiled, and its check of the data runs."""
+    torch._dynamo.reset()
+    solve = getattr(torch.linalg, name)
+    compiled = torch.compile(lambda x: solve(x * 2) + 1, backend="litz")
+    good, bad = torch.eye(4) * 3, torch.zeros(4, 4)
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(compiled(good.requires_grad_(training)), solve(good * 2) + 1)
+        assert litz.last_report().kernels > 0 and not litz.last_report().notes
+        with pytest.raises(torch.linalg.LinAlgError):
+            compiled(bad.requires_grad_(training))

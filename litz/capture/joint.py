@@ -26,6 +26,7 @@ from litz.capture.outputs import classify
 from litz.capture.record import Recorder, run_with_sources
 from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
+from litz.graph.alias import CHECKS
 from litz.graph.signature import Input, Joint, Signature
 
 aten = torch.ops.aten
@@ -131,6 +132,12 @@ class _Functional(FunctionalTensorMode):
 
     def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
         pass
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in CHECKS:
+            # PyTorch would thread a token through the graph to keep such calls; here a call in its place is kept.
+            return func(*(_unwrap(a) for a in args), **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Trace:
@@ -293,7 +300,7 @@ def _drop_dead_code(graph: fx.Graph) -> None:
             continue
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and (
-            target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+            target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or target in CHECKS
         ):
             continue
         graph.erase_node(node)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
 from litz.errors import CaptureError
+from litz.graph.alias import CHECKS
 
 aten = torch.ops.aten
 
@@ -82,7 +83,8 @@ class Recorder(TorchDispatchMode):
         operands = self._argument(args)
         options = {k: self._argument(v) for k, v in kwargs.items()}
         result = func(*args, **kwargs)
-        if (func.namespace == "prim" or not _has_tensor(result)) and not func._schema.is_mutable:
+        unseen = func.namespace == "prim" or not _has_tensor(result)
+        if unseen and not func._schema.is_mutable and func not in CHECKS:
             return result
         node = self._node(func, operands, options)
         node.meta["val"] = result

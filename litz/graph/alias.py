@@ -28,6 +28,10 @@ def _is_view_target(target: object) -> bool:
     )
 
 
+# They give nothing back: they are there to raise.
+CHECKS = frozenset({aten._linalg_check_errors.default})
+
+
 @lru_cache(maxsize=None)
 def is_pure(target: object) -> bool:
     """Whether a call can be removed when nobody uses its result, and repeated at will."""
@@ -35,7 +39,7 @@ def is_pure(target: object) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target._schema.is_mutable or target.namespace not in ("aten", "prims"):
+    if target._schema.is_mutable or target.namespace not in ("aten", "prims") or target in CHECKS:
         return False
     # Fused attention is marked random for its dropout, which the graphs here never ask it for.
     return torch.Tag.nondeterministic_seeded not in target.tags or "_scaled_dot_product_" in target._schema.name

@@ -20,6 +20,7 @@ LARGEST = 2e4  # of what carries a rounding: below float16's largest number
 ELEMENTS = 6000
 RANK = 5
 CASTABLE = 100.0
+_MAY_COPY = (".contiguous(", ".reshape(", ".flatten(", ".ravel(")
 
 
 class Refused(Exception):
@@ -34,6 +35,10 @@ class Eager:
     rough: set[int] = field(default_factory=set)
     # Views through an expansion. Functionalisation gives a write to one back as `base + (new - base)`, which rounds.
     expanded: set[str] = field(default_factory=set)
+
+    # Memory with gaps that was written to. Functionalisation forgets its layout then, and with it whether
+    # `contiguous` and `reshape` copy; see `tests/fuzz/test_fuzz.py` for the fault without Litz.
+    forgotten: set[int] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
@@ -68,6 +73,8 @@ class Eager:
                 assert line.writes is not None
                 self.tensor(line.writes).untyped_storage().copy_(backup)
             raise Refused(str(error)) from error
+        if line.writes is not None and self._has_gaps(line.writes):
+            self.forgotten.add(_storage(self.tensor(line.writes)))
         through = [_storage(self.tensor(name)) for name in line.uses if name in self.expanded]
         for name in line.defines:
             if ".expand(" in line.code or _storage(self.tensor(name)) in through:
@@ -77,7 +84,17 @@ class Eager:
             if rough and (fresh or line.writes is not None):
                 self.rough.add(_storage(self.tensor(name)))
 
+    def _has_gaps(self, name: str) -> bool:
+        """Whether the tensor's memory has more elements than the first tensor made on it."""
+        storage = self.tensor(name).untyped_storage()
+        first = next(t for t in self.values.values() if _storage(t) == _storage(self.tensor(name)))
+        return storage.nbytes() > first.numel() * first.element_size()
+
     def _check_before(self, line: Line) -> None:
+        if any(word in line.code for word in _MAY_COPY) and any(
+            _storage(self.tensor(name)) in self.forgotten for name in line.uses
+        ):
+            raise Refused("whether it copies depends on a layout that is forgotten")
         for name in line.decides:
             value = self.tensor(name)
             if self.is_rough(name):

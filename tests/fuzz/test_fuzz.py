@@ -89,3 +89,17 @@ def test_sees_memory_that_is_shared() -> None:
 def test_shrinks_to_what_fails() -> None:
     smaller = shrink(PROGRAM, lambda program: any("add_" in line.code for line in program.lines))
     assert [line.code for line in smaller.lines] == ["a.add_(1)"]
+
+
+def test_functionalisation_forgets_gaps() -> None:
+    """Why such programs are not drawn: PyTorch's own functionalisation gets them wrong, without Litz."""
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        a[:5].contiguous().fill_(0)  # a copy, as `a` has gaps: `a` is not written
+        return a + 0
+
+    a = torch.ones(8, 10)[:, ::2]
+    eager = function(torch.ones(8, 10)[:, ::2])
+    found = torch.func.functionalize(function)(a)
+    assert float(eager.sum()) == 80 and float(found.sum()) != 80

@@ -11,7 +11,7 @@ import torch
 from tests.opinfo import judge
 from tests.opinfo.check import check, front_door
 from tests.opinfo.known import NOT_ON_CPU
-from tests.opinfo.samples import Case, cases, database, dtypes_of, name_of, refused
+from tests.opinfo.samples import Case, cases, database, differentiable, dtypes_of, has_gradients, name_of, refused
 
 ENTRIES = {name_of(entry): entry for entry in database()}
 SMALL = 2000  # elements in all of a sample's tensors
@@ -39,6 +39,23 @@ def test_agrees_with_eager(name: str) -> None:
     assert case is not None, "no sample at all"
     result = check(case)
     assert result.status in ("right", "eager", "known"), f"{case}: {result.status}: {result.message}"
+
+
+DIFFERENTIABLE = [name for name in sorted(TYPED - NOT_ON_CPU) if has_gradients(ENTRIES[name], "float32")]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE[::2])
+def test_gradients_agree_with_eager(name: str) -> None:
+    """Every second operator; the sweep has them all."""
+    case = next((c for c in differentiable(ENTRIES[name], "float32") if _is_small(c)), None)
+    if case is None:
+        return
+    result = check(case)
+    assert result.status in ("right", "eager", "refused"), f"{case}: {result.status}: {result.message}"
+
+
+def _is_small(case: Case) -> bool:
+    return 0 < sum(t.numel() for t in case.tensors) <= SMALL
 
 
 @pytest.mark.parametrize("name", sorted(NOT_ON_CPU))

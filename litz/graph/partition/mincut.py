@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.graph.alias import CHECKS
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 
@@ -211,8 +212,8 @@ def _missing(root: fx.Node, known: Mapping[fx.Node, Any]) -> Iterator[fx.Node]:
 
 
 def _must_run(node: fx.Node) -> bool:
-    """Writes to inputs, and random draws: those after them depend on their having happened."""
+    """Writes to inputs, and random draws: those after them depend on their having happened; and what may raise."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target is aten.copy_.default or torch.Tag.nondeterministic_seeded in target.tags
+    return target is aten.copy_.default or torch.Tag.nondeterministic_seeded in target.tags or target in CHECKS
