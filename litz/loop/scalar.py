@@ -62,6 +62,15 @@ def _bits(op: str) -> dict[str, str]:
     return _each(op + " {t} {a}, {b}", "int", "uint", "bool")
 
 
+def _larger(a: Any, b: Any) -> Any:
+    # As eager: of two zeros the second, and not a number if either is none.
+    return np.where((a > b) | (a != a), a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return np.where((a < b) | (a != a), a, b)
+
+
 def _libm(function: Callable[[float], float], pole: float = math.nan) -> Callable:
     def one(x: float) -> float:
         try:
@@ -139,8 +148,8 @@ _ROWS = (
     Scalar("neg", 1, np.negative, {F: "fneg {t} {a}", **_each("sub {t} zeroinitializer, {a}", *_ALL_INT)}, "-{a}", samples=_X),
     Scalar("abs", 1, np.abs, {F: "@llvm.fabs", "int": "inline abs", "uint": "or {t} {a}, zeroinitializer"}, "tl.abs({a})", samples=_X),
     Scalar("sign", 1, _sign, {F: "inline sign", "int": "inline sign", "uint": "inline sign"}, "litz_sign({a})", cost=2, samples=_X),
-    Scalar("max", 2, np.maximum, {F: "@llvm.maximum", "int": "@llvm.smax", "uint": "@llvm.umax", "bool": "or {t} {a}, {b}"}, "tl.maximum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
-    Scalar("min", 2, np.minimum, {F: "@llvm.minimum", "int": "@llvm.smin", "uint": "@llvm.umin", "bool": "and {t} {a}, {b}"}, "tl.minimum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
+    Scalar("max", 2, _larger, {F: "inline max", "int": "@llvm.smax", "uint": "@llvm.umax", "bool": "or {t} {a}, {b}"}, "tl.maximum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
+    Scalar("min", 2, _smaller, {F: "inline min", "int": "@llvm.smin", "uint": "@llvm.umin", "bool": "and {t} {a}, {b}"}, "tl.minimum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
     Scalar("fma", 3, lambda a, b, c: a * b + c, {F: "@llvm.fma"}, "tl.fma({a}, {b}, {c})", samples=((1.5, 2.0, 3.0),)),
     # comparison and choice
     Scalar("eq", 2, np.equal, _compare("oeq", "eq", "eq"), "{a} == {b}", BOOL, samples=_XY),

@@ -29,7 +29,7 @@ def fmin(b: Builder, node: fx.Node, x: View, y: View) -> View:
 
 def _ignoring_nan(b: Builder, node: fx.Node, op: str, x: View, y: View) -> View:
     def formula(body: Body, u: Val, v: Val) -> Val:
-        chosen = body.apply(op, u, v)
+        chosen = body.apply(op, v, u)  # of two zeros, eager takes the first
         if not is_float(u.dtype):
             return chosen
         return body.where(body.apply("isnan", u), v, body.where(body.apply("isnan", v), u, chosen))

@@ -250,10 +250,12 @@ def clamp(b: Builder, node: fx.Node, x: View, low: Any = None, high: Any = None)
 
     def formula(body: Body, point: tuple) -> Val:
         value = operand(body, point, x, dtype)
-        if low is not None:
-            value = body.apply("max", value, operand(body, point, low, dtype))
-        if high is not None:
-            value = body.apply("min", value, operand(body, point, high, dtype))
+        for name, bound in (("max", low), ("min", high)):
+            if bound is not None:
+                limit = operand(body, point, bound, dtype)
+                # Of two zeros, eager takes its own with a number for a bound, and the bound's with a tensor.
+                pair = (value, limit) if isinstance(bound, View) else (limit, value)
+                value = body.apply(name, *pair)
         return value
 
     return b.pointwise(node.meta["val"], formula)
@@ -315,7 +317,7 @@ def bitwise_not(b: Builder, node: fx.Node, x: View) -> View:
 # -- activations ------------------------------------------------------------------------------
 @lowers(aten.relu.default)
 def relu(b: Builder, node: fx.Node, x: View) -> View:
-    return elementwise(b, node, lambda body, v: body.apply("max", v, 0), x)
+    return elementwise(b, node, lambda body, v: body.apply("max", body.const(0, v.dtype), v), x)
 
 
 @lowers(aten.gelu.default)

@@ -310,6 +310,19 @@ def _floor_div(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("oeq", b, zero), plain, floored)
 
 
+def _max(m: Arithmetic, args: Sequence[str]) -> str:
+    return _chosen(m, "ogt", *args)
+
+
+def _min(m: Arithmetic, args: Sequence[str]) -> str:
+    return _chosen(m, "olt", *args)
+
+
+def _chosen(m: Arithmetic, better: str, a: str, b: str) -> str:
+    """The better one; the second of two equal ones, which zeros of either sign are; what is no number wins."""
+    return m.select(m.cmp(better, a, b), a, m.select(m.cmp("uno", a, a), a, b))
+
+
 def _abs(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("slt", args[0], m.c(0)), m.i("sub", m.c(0), args[0]), args[0])
 
@@ -403,7 +416,7 @@ def _to_bfloat16(m: Arithmetic, x: str) -> str:
 _INLINE: dict[str, Inline] = {
     "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
     "asinh": _asinh, "acosh": _acosh,
-    "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder,
+    "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "max": _max, "min": _min, "remainder": _remainder,
     "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
     "shl": _shl, "shr": _shr,
 }  # fmt: skip

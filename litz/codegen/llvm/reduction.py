@@ -19,6 +19,8 @@ def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
     spelling = row.llvm[DTYPES[a.dtype].kind]
     if spelling.startswith("@"):
         return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)
+    if spelling.startswith("inline "):
+        return math.inline(w, spelling.removeprefix("inline "), [a, b], a.dtype)
     return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
 
 
