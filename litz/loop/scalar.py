@@ -62,12 +62,12 @@ def _bits(op: str) -> dict[str, str]:
     return _each(op + " {t} {a}, {b}", "int", "uint", "bool")
 
 
-def _larger(a: Any, b: Any) -> Any:
+def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # As eager: of two zeros the second, and not a number if either is none.
     return np.where((a > b) | (a != a), a, b)
 
 
-def _smaller(a: Any, b: Any) -> Any:
+def _smaller(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where((a < b) | (a != a), a, b)
 
 

@@ -22,7 +22,7 @@ from litz.options import Options
 from litz.pipeline import compile_function
 from litz.target import detect
 from tests.opinfo import judge
-from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, UNINITIALISED
+from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, ORDER_OF_ADDING, UNINITIALISED
 from tests.opinfo.samples import DTYPES, Case, copied, needing_grad, with_gradients
 
 SEED = 1234
@@ -107,13 +107,15 @@ def _check(case: Case) -> Result:
     if case.operator.startswith(OF_ORDER_ONE):
         spread = lambda: [_constant(r, torch.finfo(r.dtype).eps) for r in eager]  # noqa: E731
     elif random:
-        spread = lambda: _last_places(eager)  # noqa: E731
+        spread = lambda: _spread_of_draws(case, eager)  # noqa: E731
     else:
         spread = lambda: _spread(case, referee)  # noqa: E731
     biggest = max((_size(x) for x in (*eager, *case.tensors)), default=0.0)
     message, result.conditioned = judge.compare(found, eager, referee, spread, biggest)
     if message is not None:
-        result.status, result.message = "wrong", message
+        kind = f"grad-{case.dtype}" if case.backward else case.dtype
+        reason = ORDER_OF_ADDING.get(f"{case.operator} {kind} {case.label}")
+        result.status, result.message = ("wrong", message) if reason is None else ("known", f"{reason}: {message}")
     return result
 
 
@@ -219,14 +221,24 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _last_places(results: Sequence[Any]) -> list[Any]:
-    """For random operators, which draw other numbers in float64: one unit in the last place of the largest element."""
-    return [
+def _spread_of_draws(case: Case, eager: Sequence[Any]) -> list[Any]:
+    """For random operators, which draw other numbers in float64: how far eager's own results move when its inputs
+    move by one unit in the last place, and at least such a unit of the largest element."""
+    spreads = [
         _constant(r, float(r.abs().nan_to_num(0, 0, 0).max()) * torch.finfo(r.dtype).eps)
         if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()
         else None
-        for r in results
+        for r in eager
     ]
+    for pattern in range(judge.PATTERNS):
+        inputs = [copied(judge.nudged(t, t, pattern).to(t.dtype)) for t in case.tensors]
+        torch.manual_seed(SEED)
+        moved = [*case.function(*inputs), *inputs]
+        for position, (before, after) in enumerate(zip(eager, moved, strict=True)):
+            if spreads[position] is not None and before.shape == after.shape:
+                far = (before.double() - after.double()).abs().nan_to_num(0, 0, 0)
+                spreads[position] = torch.maximum(spreads[position], far)
+    return spreads
 
 
 def _size(value: Any) -> float:
@@ -240,7 +252,8 @@ def _constant(like: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
-    """How far each result in float64 moves when every input moves by one unit in its last place."""
+    """How far each result in float64 moves when every input moves by one unit in its last place, or how far eager
+    then is from it."""
     wide = case.in_double()
     floating = any(t.is_floating_point() or t.is_complex() for t in case.tensors)
     try:
@@ -262,7 +275,11 @@ def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
                 far = (a - b).abs().to(torch.float64)
                 spreads[position] = far if spreads[position] is None else torch.maximum(far, spreads[position])
         if referee is None:
-            _add_error_of_float32(case, middle, spreads)
+            # Float64 has no wider referee: its error is taken from that of float32, scaled down.
+            scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+            _add_errors_of_draws(case.in_single(), case, scale, spreads)
+        else:
+            _add_errors_of_draws(case, wide, 1.0, spreads)
         for position, far in enumerate(spreads):
             if far is not None and middle[position].is_complex():
                 spreads[position] = torch.complex(far, far)
@@ -271,23 +288,20 @@ def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
         return None
 
 
-def _add_error_of_float32(case: Case, middle: Sequence[Any], spreads: list[Any]) -> None:
-    """Float64 has no wider referee. Eager's error there is taken from its error in float32, scaled down: the largest
-    of several, with inputs a last place apart, as one alone may be small by luck."""
-    scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    single = case.in_single()
+def _add_errors_of_draws(rough: Case, exact: Case, scale: float, spreads: list[Any]) -> None:
+    """Eager's largest error over several draws, with inputs a last place apart: one alone may be small by luck."""
     try:
         for pattern in range(judge.PATTERNS):
-            inputs = [judge.nudged(t, t, pattern).to(t.dtype) for t in single.tensors]
+            inputs = [judge.nudged(t, t, pattern).to(t.dtype) for t in rough.tensors]
             torch.manual_seed(SEED)
-            rough = single.function(*[copied(t) for t in inputs])
+            found = rough.function(*[copied(t) for t in inputs])
             torch.manual_seed(SEED)
-            exact = case.function(
-                *[t.to(w.dtype) for t, w in zip([copied(t) for t in inputs], case.tensors, strict=True)]
+            true = exact.function(
+                *[t.to(w.dtype) for t, w in zip([copied(t) for t in inputs], exact.tensors, strict=True)]
             )
-            for position, (r, e) in enumerate(zip(rough, exact, strict=True)):
+            for position, (r, e) in enumerate(zip(found, true, strict=True)):
                 if spreads[position] is not None and r.shape == e.shape and r.dtype != e.dtype and r.numel():
                     error = (e - r).abs().to(torch.float64).nan_to_num(0, 0, 0).max()
                     spreads[position] = torch.maximum(spreads[position], scale * error)
     except Exception:
-        return  # not an operator of float32
+        return  # an operator that does not take the other type

@@ -416,7 +416,7 @@ def _to_bfloat16(m: Arithmetic, x: str) -> str:
 _INLINE: dict[str, Inline] = {
     "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
     "asinh": _asinh, "acosh": _acosh,
-    "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "max": _max, "min": _min, "remainder": _remainder,
+    "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder, "max": _max,
     "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
-    "shl": _shl, "shr": _shr,
+    "shl": _shl, "shr": _shr, "min": _min,
 }  # fmt: skip

@@ -26,6 +26,10 @@ from litz.graph.trace_pattern import pattern_of
 
 aten = torch.ops.aten
 
+# A head with fewer scores keeps them for less than fusing costs in accuracy: the fused backward makes the weights
+# again from the logarithm of their sum.
+_LEAST_SCORES = 24
+
 
 @rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY))
 def attention_training(match: Match) -> Any:
@@ -91,6 +95,9 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
         return None
     lead = batch_and_heads(match, found)
     queries, size, keys = *shape(found.q)[-2:], shape(found.k)[-1]
+    if isinstance(queries, int) and isinstance(keys, int) and queries * keys < _LEAST_SCORES:
+        match.miss(f"{queries} by {keys} scores are too few to gain from not keeping them", found.softmax)
+        return None
     chosen = choose_mask(match, found.masks, lead, queries, keys, found.q)
     if chosen is None:
         return None
