@@ -244,7 +244,8 @@ def _spread_of_draws(case: Case, eager: Sequence[Any]) -> list[Any]:
 def _size(value: Any) -> float:
     if not isinstance(value, torch.Tensor) or not value.numel() or value.dtype is torch.bool:
         return 0.0
-    return float(value.abs().to(torch.float64).nan_to_num(0, 0, 0).max())
+    value = value.abs() if value.is_complex() else value  # not all whole numbers have one
+    return float(value.to(torch.float64).abs().nan_to_num(0, 0, 0).max())
 
 
 def _constant(like: torch.Tensor, value: float) -> torch.Tensor:
