@@ -37,8 +37,6 @@ class Differentiable:
         self._compile_backward = compile_backward
         self._backward: dict[Absent, Backward] = {}
         self._lock = threading.Lock()
-        # The engine calls this wherever the user called `backward`, which may be in code that Dynamo watches.
-        self.gradients = torch.compiler.disable(self._gradients, reason="Litz's own code")
         self._function = _function_of(self)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
@@ -62,7 +60,7 @@ class Differentiable:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
-    def _gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any], overwrite: bool) -> tuple[Any, ...]:
+    def gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any], overwrite: bool) -> tuple[Any, ...]:
         """One gradient for each of the `inputs`, from what was saved and the tangents of the own results.
 
         `arguments`, what was saved, is this function's to use up; with `overwrite`, its memory as well.
@@ -107,7 +105,9 @@ def _function_of(step: Differentiable) -> Any:
             ctx.mark_non_differentiable(*fixed)
             return tuple(own)
 
+        # The engine calls it wherever the user called `backward`, which may be in code that Dynamo watches.
         @staticmethod
+        @torch.compiler.disable(reason="Litz's own code")
         def backward(ctx: Any, *given: Any) -> Any:
             arguments = [*ctx.saved_tensors, *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
