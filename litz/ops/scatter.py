@@ -204,6 +204,8 @@ def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value
 
 @lowers(aten.index_copy.default)
 def index_copy(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
+    if not _fits(line(x), line(source), dim):
+        return NotImplemented  # eager refuses it
     return _assign(b, node, line(x), _along(x, dim, index), line(source), False, wrap=False)
 
 
@@ -218,7 +220,16 @@ def _along(x: View, dim: int, index: View) -> list[View | None]:
 
 @lowers(aten.index_add.default)
 def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
+    if not _fits(line(x), line(source), dim):
+        return NotImplemented  # eager refuses it
     return _assign(b, node, line(x), _along(x, dim, index), line(source), True, wrap=False, factor=alpha)
+
+
+def _fits(x: View, source: View, dim: int) -> bool:
+    """Whether `source` has the shape of `x` but for the dimension that is indexed."""
+    if len(x.sizes) != len(source.sizes):
+        return False
+    return all(d == dim % len(x.sizes) or x.sizes[d] is source.sizes[d] for d in range(len(x.sizes)))
 
 
 def _assign(
