@@ -12,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
-.PHONY: setup demo test test-ops fuzz docs bench lint format
+.PHONY: setup demo test test-ops fuzz docs bench bench-training lint format
 
 setup: $(READY)
 

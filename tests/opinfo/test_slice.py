@@ -49,7 +49,7 @@ def test_gradients_agree_with_eager(name: str) -> None:
     """Every second operator; the sweep has them all."""
     case = next((c for c in differentiable(ENTRIES[name], "float32") if _is_small(c)), None)
     if case is None:
-        return
+        pytest.skip("no sample of it is small")
     result = check(case)
     assert result.status in ("right", "eager", "refused"), f"{case}: {result.status}: {result.message}"
 
@@ -87,6 +87,6 @@ REFUSED = [name for name in sorted(ENTRIES) if ENTRIES[name].error_inputs_func i
 def test_raises_what_eager_raises(name: str) -> None:
     case = next(iter(refused(ENTRIES[name])), None)
     if case is None:
-        return
+        pytest.skip("its entry lists nothing to refuse on the CPU")
     result = check(case)
     assert result.status in ("right", "known", "refused"), f"{case}: {result.message}"
