@@ -27,11 +27,3 @@ DISAGREE: dict[str, str] = {
     "complex e2": _OUT,
     "multinomial e2": _OUT,
 }
-
-# Operator, kind and sample -> reason. Sums that cancel, where eager's order of adding happens to round once less.
-ORDER_OF_ADDING: dict[str, str] = {
-    "nn.functional.scaled_dot_product_attention grad-float32 4": (
-        "one weight is all but 1: its gradient is what is left of two numbers 1,000 times as large. Eager adds the six "
-        "products of a row in order, Litz in pairs: 5 of 96 elements are off by 3 units in the last place of those"
-    ),
-}

@@ -467,4 +467,5 @@ class _Renderer:
             return found
         while len(found) > 1:
             found = [combine(w, op.kind, a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
-        return [across_lanes(w, op.kind, found[0])]
+        live = self.vector.size.int if self.vector is not None and self.vector.size.is_int else lanes
+        return [across_lanes(w, op.kind, found[0], live)]
