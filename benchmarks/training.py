@@ -108,13 +108,15 @@ def _gradients(results: Results) -> str:
     if "steps" not in results:
         return ""
     rows = []
+    judged = ("control", "inductor", "litz")
     for model in results["steps"]:
-        cells = [_of(results, "steps", model, c, "quotient") for c in ("inductor", "litz")]
+        cells = [_of(results, "steps", model, c, what) for what in ("quotient", "element") for c in judged]
         losses = [_of(results, "steps", model, c, "loss_error") for c in CONTENDERS]
         worst = str(_of(results, "steps", model, "litz", "worst") or "failed")
         rows.append([model, *(figure(v) for v in cells), *(figure(v, ".1e") for v in losses), worst])
-    header = ["model", "inductor", "litz", "loss error: eager", "inductor", "litz", "Litz's worst gradient"]
-    return "worst gradient: error against float64 / eager's\n" + render(header, rows)
+    header = ["model", *judged, *("element: control", *judged[1:]), "loss error: eager", "inductor", "litz"]
+    title = "worst gradient: error against float64 / eager's (control: eager, inputs a last place apart)"
+    return f"{title}\n" + render([*header, "Litz's worst gradient"], rows)
 
 
 def _curve(found: Results) -> str:
