@@ -419,10 +419,20 @@ class _Renderer:
         lanes = self._acc_lanes(op)
         dtype = self._dtype(op.value)
         t = llvm_type(dtype, lanes)
+        factors = self._factors(op)
         for copy in range(frame.copies if lanes > 1 else 1):
             slot, place = slots[copy]
-            value = w.splat(frame.get(op.value, copy), lanes)
             masked = frame.mask is not None and lanes > 1 and self.over_reduced
+            if factors is not None:
+                a, b = (w.splat(frame.get(name, copy), lanes).text for name in factors)
+                old = w.let(f"load {t}, ptr {slot}")
+                total = w.intrinsic("llvm.fma", t, a, b, old)
+                if masked:
+                    total = w.let(f"select <{lanes} x i1> {frame.mask}, {t} {total}, {t} {old}")
+                made.append(Operand(total, dtype, lanes))
+                w.emit(f"store {t} {total}, ptr {slot}")
+                continue
+            value = w.splat(frame.get(op.value, copy), lanes)
             if masked and place is None:
                 start = w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
                 value = Operand(
@@ -448,6 +458,15 @@ class _Renderer:
             w.emit(f"store {t} {best}, ptr {slot}")
             w.emit(f"store {indices} {best_place}, ptr {place}")
         return made
+
+    def _factors(self, op: Reduce | Scan) -> tuple[str, ...] | None:
+        """What is multiplied, where products are summed: multiplied and added at once, they are rounded once."""
+        term = self.ops[op.value]
+        if not (isinstance(op, Reduce) and op.kind == "sum" and term.dtype in ("f32", "f64")):
+            return None
+        if not (isinstance(term, Apply) and term.op == "mul" and all(name in self.frame.values for name in term.args)):
+            return None
+        return term.args
 
     def _close(self, op: Reduce, slots: list[tuple[str, str | None]]) -> list[Operand]:
         """The finished reduction: one scalar if lanes were reduced, else a vector a copy."""

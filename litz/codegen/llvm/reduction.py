@@ -14,7 +14,6 @@ from litz.loop.dtype import DTYPES
 from litz.loop.scalar import SCALARS
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
-_FEW = 8  # lanes
 
 
 def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
@@ -52,12 +51,12 @@ def _logaddexp(w: Writer, a: Operand, b: Operand) -> Operand:
 
 
 def across_lanes(w: Writer, kind: str, value: Operand, live: int) -> Operand:
-    """Halve the vector until one lane is left: as accurate as a pairwise sum. A few `live` lanes are taken one by one:
-    no slower, and in eager's order, whose rounding they then share."""
-    if 0 < live <= _FEW:
+    """Halve the vector until one lane is left: as accurate as a pairwise sum. Where only the first `live` lanes count,
+    they are taken one by one: hardly slower, and in eager's order, whose rounding they then share."""
+    if 0 < live < value.lanes:
         lanes = [
             Operand(w.let(f"extractelement {value.type} {value.text}, i32 {lane}"), value.dtype, 1)
-            for lane in range(min(live, value.lanes))
+            for lane in range(live)
         ]
         return functools.reduce(lambda a, b: combine(w, kind, a, b), lanes)
     while value.lanes > 1:
