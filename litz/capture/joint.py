@@ -23,11 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from litz.capture.outputs import classify
+from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, run_with_sources
 from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
-from litz.graph.signature import Input, Joint, Signature
+from litz.graph.signature import Base, Input, Joint, Signature
 
 aten = torch.ops.aten
 
@@ -56,10 +57,21 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
+    arguments, places = _distinct(inputs)
+
+    def trace(bases: tuple[Base, ...]) -> Joint:
+        recorder = Recorder(decompositions)
+        return _run(_Trace(function, arguments, places, bases, output_strides, training, recorder))
+
+    joint = trace(())
+    # Tracing takes inputs for independent; only now it is known which ones are written to.
+    bases = bases_for(arguments, joint.signature.mutated, training)
+    return trace(bases) if bases else joint
+
+
+def _run(tracer: _Trace) -> Joint:
+    inputs, recorder, training = tracer.given, tracer.recorder, tracer.training
     mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(decompositions)
-    inputs, places = _distinct(inputs)
-    tracer = _Trace(function, inputs, places, output_strides, training, recorder)
     try:
         with ExitStack() as stack:
             fakes = [_fake(mode, x) for x in inputs]
@@ -68,7 +80,7 @@ def trace_joint(
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
             symbolic = symbolic_mode(inputs) is not None and products_ask_for_sizes()
-            if symbolic or (training and _normalises_batches(function)):
+            if symbolic or (training and _normalises_batches(tracer.function)):
                 # Batch norm only has a functional form behind this dispatcher, which slows all others down.
                 stack.enter_context(enable_python_dispatcher())
             for position, fake in enumerate(fakes):
@@ -144,11 +156,14 @@ class _Trace:
     """The function that is traced; it keeps what it learns about inputs and outputs."""
 
     def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int],
+        self, function: Callable[..., Any], arguments: Sequence[Any], places: Sequence[int], bases: tuple[Base, ...],
         strides: Sequence[tuple[int, ...] | None] | None, training: bool, recorder: Recorder,
     ):  # fmt: skip
         self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
-        self.places = tuple(places)
+        self.places, self.bases = tuple(places), bases
+        found = in_place_of_members(arguments, bases)
+        assert found is not None, "the bases are those of these arguments"
+        self.given = inputs = found
         self.autocast = torch.is_autocast_enabled("cpu")
         self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
@@ -158,13 +173,15 @@ class _Trace:
         with _Functional(), torch.set_grad_enabled(self.training):
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
-            outputs = self._run([wrapped[p] for p in self.places])
+            arguments = members_restored(wrapped, self.bases)
+            outputs = self._run([arguments[p] for p in self.places])
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            members = {id(arguments[place]): place for base in self.bases for place, _ in base.members}
+            self.returned_members = tuple((i, members[id(o)]) for i, o in enumerate(outputs) if id(o) in members)
             self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
             results = self._classify(outputs, wrapped, primals)
             updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
             gradients = self._gradients([*results, *updated]) if self.training else []
-            self.primals = len(primals)
             flat = [_unwrap(r) for r in (*results, *updated)]
             self.forward_outputs = len(flat)
             hidden = [
@@ -206,6 +223,8 @@ class _Trace:
         if mutated and _shares_elements(wrapped):
             raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
         hidden = not self.training or not mutated or self._hidden(wrapped, position)
+        if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
+            raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
         return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
 
     def _hidden(self, wrapped: FunctionalTensor, position: int) -> bool:
@@ -262,11 +281,13 @@ class _Trace:
         _drop_dead_code(module.graph)
         module.recompile()
         differentiable = self.differentiable if self.training else ()
-        places = () if self.places == tuple(range(self.primals)) else self.places
+        distinct = self.places == tuple(range(len(self.places)))
         signature = Signature(
-            tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, places, self.autocast
-        )
-        return Joint(module, signature, self.primals, self.forward_outputs, self.gradient_of if self.training else ())
+            tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
+            self.autocast, self.bases, self.returned_members,
+        )  # fmt: skip
+        gradient_of = self.gradient_of if self.training else ()
+        return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """What the functional graph leaves out, restored around the call: an ordered list of wrappers.
 
 Each states what it removes from the problem before tracing and what it restores at run time. `before` turns
-the arguments into those the next one sees, first to last; `after` sees what its own `before` returned and the
+the arguments into those the next one sees, first to last; `after` sees what its own `before` was given and the
 results, last to first.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from litz.graph.signature import Output, Signature
+from litz.capture.overlap import entangled, in_place_of_members
+from litz.graph.signature import Base, Output, Signature
 
 Core = Callable[..., Sequence[Any]]
 
@@ -45,22 +46,52 @@ class OneOfEach:
 
 
 @dataclass(frozen=True)
+class SyntheticBases:
+    """Removes: arguments that overlap, one of them written to; the trace has one input for the memory they share.
+
+    Restores: the version counters of all of them, and an output that is such an argument itself. Where they lie
+    otherwise than they did, the user's own function runs.
+    """
+
+    bases: tuple[Base, ...]
+    returned: tuple[tuple[int, int], ...] = ()
+
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        inner = in_place_of_members(args, self.bases)
+        if inner is None:
+            raise Eager
+        return inner
+
+    def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
+        apart = [args[place] for base in self.bases if not base.own for place, _ in base.members]
+        apart = [t for t in apart if not t.is_inference()]
+        if apart:
+            torch.autograd.graph.increment_version(apart)
+        for output, place in self.returned:
+            results[output] = args[place]
+        return results
+
+
+@dataclass(frozen=True)
 class SeparateInputs:
-    """Removes: inputs that share memory with one that is written to, which tracing takes for independent.
+    """Removes: inputs that overlap one that is written to, where those of the trace did not.
 
     Restores: the user's own function runs on such arguments.
     """
 
     mutated: tuple[int, ...]
+    training: bool = False
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
-        owners: dict[int, int] = {}
+        owners: dict[int, list[int]] = {}
         for position, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                key = arg.untyped_storage().data_ptr()
-                other = owners.setdefault(key, position)
-                if key and other != position and (position in self.mutated or other in self.mutated):
-                    raise Eager
+                others = owners.setdefault(arg.untyped_storage().data_ptr(), [])
+                for other in others:
+                    written = position in self.mutated or other in self.mutated
+                    if written and entangled(arg, args[other], self.training):
+                        raise Eager
+                others.append(position)
         return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
@@ -139,10 +170,12 @@ def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     found: list[Any] = []
     if signature.places:
         found.append(OneOfEach(signature.places))
+    if signature.bases:
+        found.append(SyntheticBases(signature.bases, signature.returned_members))
     if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
         found.append(RebuildOutputs(signature.outputs))
     if signature.mutated:
-        found += [SeparateInputs(signature.mutated), WriteBack(signature)]
+        found += [SeparateInputs(signature.mutated, bool(signature.differentiable)), WriteBack(signature)]
     return tuple(found)
 
 
@@ -165,8 +198,8 @@ class Wrapped:
         inner: Sequence[Any] = args
         try:
             for wrapper in self.wrappers:
-                inner = wrapper.before(inner)
                 seen.append(inner)
+                inner = wrapper.before(inner)
         except Eager:
             return self.eager(*args)
         results = list(self.core(*inner))

@@ -68,13 +68,30 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Base:
+    """Memory that several arguments share and one writes to: an input in their place, of which they are windows.
+
+    `members`: which arguments, and where they lie on it. `own`: it is the tensor they are all views of.
+    """
+
+    members: tuple[tuple[int, Window], ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    own: bool = False
+
+
+@dataclass(frozen=True)
 class Signature:
+    """`inputs` are the graph's: each argument once, without the members of bases, then the bases."""
+
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     results: int  # tensors the forward graph returns for the outputs
     differentiable: tuple[int, ...]  # graph results (then mutated inputs) that have tangents, in tangent order
     places: tuple[int, ...] = ()  # for each argument of the caller, the input it is; empty where they are the same
     autocast: bool = False  # traced, and so called, where autocast is on
+    bases: tuple[Base, ...] = ()
+    returned_members: tuple[tuple[int, int], ...] = ()  # outputs that are the member of a base itself, and which one
 
     @property
     def mutated(self) -> tuple[int, ...]:
@@ -92,6 +109,8 @@ class Signature:
 
     def __str__(self) -> str:
         lines = [f"argument {i}: input {place} again" for i, place in self.repeated]
+        for number, base in enumerate(self.bases, len(self.inputs) - len(self.bases)):
+            lines += [f"argument {place}: {window} of input {number}" for place, window in base.members]
         lines += [f"input {i}: {x}" for i, x in enumerate(self.inputs)]
         lines += [f"output {i}: {x}" for i, x in enumerate(self.outputs)]
         if self.autocast:

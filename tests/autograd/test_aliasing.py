@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.autograd.both import Route, agrees, both, grad
+from litz.capture.wrappers import Eager
+from tests.autograd.both import Route, agrees, assert_compiled, both, grad
 
 
 @both
@@ -148,8 +151,128 @@ def test_overlapping_views_of_one_storage_as_two_inputs(route: Route) -> None:
         return [base[:6], base[6:], grad(6)]
 
     agrees(route, read, views)
-    agrees(route, write, written, compiled=False)
-    agrees(route, write, apart, compiled=False)
+    agrees(route, write, written)
+    agrees(route, write, apart)
+
+
+@both
+def test_overlapping_inputs_that_need_gradients(route: Route) -> None:
+    def write(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = (
+            b.sum()
+        )  # before the write: Dynamo fails on an argument first seen after its base came to need a gradient
+        a.mul_(w)
+        return (a * b.sin()).sum() * before, b.exp()
+
+    def views(windows: Callable[[torch.Tensor], list[torch.Tensor]], of_a_leaf: bool = False) -> list:
+        leaf = torch.randn(12) if of_a_leaf else grad(12)
+        w = grad(6)
+        return [*windows(leaf if of_a_leaf else leaf * 1), w, {"leaves": [w] if of_a_leaf else [leaf, w]}]
+
+    for windows in (
+        lambda t: [t[:6], t[3:9]],
+        lambda t: [t[3:9], t[:6]],
+        lambda t: [t[::2], t[1::2]],
+        lambda t: [t[::2], t.view(2, 6)[1]],
+        lambda t: [t[:6], t[6:]],
+        lambda t: [t.view(2, 6), t[2:8]],
+        lambda t: [t[2:8], t.view(2, 6)],
+    ):
+        agrees(route, write, lambda windows=windows: views(windows))
+        agrees(route, write, lambda windows=windows: views(windows, of_a_leaf=True))
+
+
+@both
+def test_one_input_is_the_memory_of_the_other(route: Route) -> None:
+    def write(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        part.add_(1)
+        return whole.cumsum(0)
+
+    def views() -> list:
+        leaf = grad(8)
+        whole = leaf * 1
+        return [whole, whole[2:5], {"leaves": [leaf]}]
+
+    def plain() -> list:
+        whole = torch.randn(8)
+        return [whole, whole[2:5]]
+
+    agrees(route, write, views)
+    agrees(route, write, plain)
+
+
+@both
+def test_outputs_that_are_overlapping_inputs(route: Route) -> None:
+    def write(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple:
+        a.mul_(2)
+        return b, a, b[1:], c.view(-1), a + c.sum()
+
+    def views() -> list:
+        base = torch.randn(10)
+        return [base[:6], base[3:9], torch.randn(2, 2)]
+
+    def needing_grad() -> list:
+        leaf = grad(10)
+        base = leaf * 1
+        return [base[:6], base[3:9], grad(2, 2), {"leaves": [leaf]}]
+
+    agrees(route, write, views)
+    agrees(route, write, needing_grad)
+    base = torch.randn(10)
+    a, b, c = base[:6], base[3:9], torch.ones(2, 2)
+    found = route(write)(a, b, c)
+    assert found[0] is b and found[1] is a
+
+
+@both
+def test_overlapping_inputs_do_not_run_in_eager(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(Eager, "__init__", lambda *_: raised.append(1))
+    compiled = route(_shifted)
+    base, leaf = torch.randn(10), grad(10)
+    for whole in (base, leaf * 1):
+        compiled(whole[:6], whole[3:9])
+    assert_compiled()
+    assert not raised
+
+
+@both
+def test_overlapping_inputs_that_move(route: Route) -> None:
+    """Compiled for one place in memory, called with others: still right."""
+    compiled = route(_shifted)
+    for first, second in ((0, 3), (0, 3), (1, 4), (0, 5), (4, 0), (0, 6)):
+        mine, eager = torch.arange(12.0), torch.arange(12.0)
+        got = compiled(mine[first : first + 6], mine[second : second + 6])
+        want = _shifted(eager[first : first + 6], eager[second : second + 6])
+        torch.testing.assert_close((got, mine), (want, eager))
+
+
+@both
+def test_a_write_to_one_shows_in_the_version_of_the_other(route: Route) -> None:
+    base = torch.randn(10)
+    a, b = base[:6], base.data[3:9]  # memory shared, counters not
+    before = a._version, b._version
+    route(_shifted)(a, b)
+    assert a._version > before[0] and b._version > before[1]
+
+
+def _shifted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(2)
+    return b + 1
+
+
+@both
+def test_overlapping_inputs_autograd_does_not_know_of(route: Route) -> None:
+    def write(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a.mul_(w)
+        return b * 2 + a
+
+    def detached() -> list:
+        base = torch.randn(10)
+        w = grad(6)
+        return [base[:6], base.data[3:9], w]
+
+    agrees(route, write, detached, compiled=False)
 
 
 @both

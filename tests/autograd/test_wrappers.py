@@ -8,18 +8,21 @@ import pytest
 import torch
 
 from litz.capture.joint import trace_joint
+from litz.capture.overlap import bases_for
 from litz.capture.wrappers import (
     AsTraced,
     Eager,
     OneOfEach,
     RebuildOutputs,
     SeparateInputs,
+    SyntheticBases,
     Wrapped,
     WriteBack,
     wrap,
     wrappers_for,
 )
-from litz.graph.signature import Input, Output, Signature, Window
+from litz.errors import CaptureError
+from litz.graph.signature import Base, Input, Output, Signature, Window
 from tests import golden
 from tests.autograd.both import grad
 
@@ -40,13 +43,49 @@ def test_one_of_each_passes_a_repeated_argument_once() -> None:
     assert wrapper.after(kept, [a]) == [a]
 
 
+def test_synthetic_bases_pass_the_memory_once() -> None:
+    memory = torch.zeros(10)
+    a, other, b = memory[2:5], torch.ones(2), memory.data[4:8]
+    (base,) = bases_for([a, other, b], {0}, training=False)
+    assert base == Base(((0, Window((3,), (1,), 0)), (2, Window((4,), (1,), 2))), (6,), (1,))
+    wrapper = SyntheticBases((base,), returned=((1, 2),))
+    inner = wrapper.before([a, other, b])
+    assert inner[0] is other and len(inner) == 2
+    inner[1].fill_(1)
+    assert torch.equal(memory, torch.tensor([0.0, 0, 1, 1, 1, 1, 1, 1, 0, 0]))
+    versions = a._version, b._version
+    assert wrapper.after([a, other, b], [other, None])[1] is b
+    assert a._version > versions[0] and b._version > versions[1]
+    moved = [memory[3:6], other, memory[5:9]]
+    assert wrapper.before(moved)[1].data_ptr() == moved[0].data_ptr()
+    for elsewhere in ([memory[3:6], other, b], [a, other, torch.zeros(4)], [a, other, memory[4:8:2]]):
+        with pytest.raises(Eager):
+            wrapper.before(elsewhere)
+
+
+def test_a_synthetic_base_is_the_one_autograd_knows() -> None:
+    memory = grad(4, 3) * 1
+    (base,) = bases_for([memory[0], memory[2:], memory], {0}, training=True)
+    assert base.own and base.sizes == (4, 3) and base.members[2] == (2, Window((4, 3), (3, 1), 0))
+    assert SyntheticBases((base,)).before([memory[0], memory[2:], memory])[0] is memory
+    with pytest.raises(Eager):
+        SyntheticBases((base,)).before([memory[0], memory[2:].detach(), memory])
+    with pytest.raises(CaptureError, match="autograd does not know of"):
+        bases_for([memory[:2], memory.detach()[1:]], {0}, training=True)
+    assert bases_for([memory[:2], memory[2:]], {0}, training=False) == (), "side by side"
+
+
 def test_separate_inputs_refuses_memory_shared_with_one_that_is_written() -> None:
     base = torch.zeros(10)
     wrapper = SeparateInputs((0,))
     apart = (torch.zeros(3), torch.zeros(3), 5)
     assert wrapper.before(apart) is apart
     with pytest.raises(Eager):
-        wrapper.before((base[:4], base[4:]))
+        wrapper.before((base[:5], base[4:]))
+    beside = (base[:4], base[4:])
+    assert wrapper.before(beside) is beside
+    with pytest.raises(Eager):  # one version counter, and the backward looks at it
+        SeparateInputs((0,), training=True).before(beside)
     read_only = (torch.zeros(2), base[:4], base[2:6])
     assert wrapper.before(read_only) is read_only
     nothing = torch.zeros(0)
