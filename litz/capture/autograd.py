@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from litz.capture.subclasses import is_subclass
 from litz.errors import CallError
 from litz.graph.partition.mincut import Split
 from litz.graph.signature import Joint
@@ -54,6 +55,11 @@ class Differentiable:
     def tangent(self, position: int, given: torch.Tensor) -> torch.Tensor:
         """The tangent laid out as traced."""
         sizes, strides, dtype = self.tangents[position]
+        if is_subclass(given) or given.layout is not torch.strided:
+            raise CallError(
+                f"a tangent was given for a plain result that is a {type(given).__name__} of layout {given.layout}",
+                hint="what is computed from the result, outside of the compiled function, must give plain gradients",
+            )
         if given.stride() == strides and given.dtype == dtype and tuple(given.shape) == sizes:
             return given.resolve_conj().resolve_neg() if dtype.is_complex else given
         if tuple(given.shape) != sizes:

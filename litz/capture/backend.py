@@ -15,6 +15,7 @@ from torch import fx
 from litz.capture.higher_order import write_out
 from litz.capture.numbers import floats_as_tensors
 from litz.capture.segments import cut, must_be_cut
+from litz.capture.subclasses import is_subclass, parts_of
 from litz.context import Context, set_last_report
 from litz.errors import CaptureError, LitzError
 from litz.loop.expr import NotConstant
@@ -162,6 +163,10 @@ def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None]
 def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """Why this graph is not compiled, or None."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    for whole in [t for t in tensors if is_subclass(t)]:
+        if type(whole).__name__ == "DTensor":
+            return "an input is a DTensor: what is spread over devices is not compiled"
+        tensors = [t for t in tensors if t is not whole] + parts_of(whole)
     for t in tensors:
         if t.device.type != "cpu":
             return f"an input is on {t.device}: only CPU tensors are compiled"

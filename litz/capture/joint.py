@@ -25,10 +25,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from litz.capture.outputs import classify
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, run_with_sources
+from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
 from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
-from litz.graph.signature import Base, Input, Joint, Signature
+from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
 
 aten = torch.ops.aten
 
@@ -57,11 +58,12 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
-    arguments, places = _distinct(inputs)
+    forms = tuple(form_of(value) for value in inputs)
+    arguments, places = _distinct(_leaves_apart(inputs, forms))
 
     def trace(bases: tuple[Base, ...]) -> Joint:
         recorder = Recorder(decompositions)
-        return _run(_Trace(function, arguments, places, bases, output_strides, training, recorder))
+        return _run(_Trace(function, arguments, places, bases, forms, output_strides, training, recorder))
 
     joint = trace(())
     # Tracing takes inputs for independent; only now it is known which ones are written to.
@@ -74,11 +76,11 @@ def _run(tracer: _Trace) -> Joint:
     mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
             fakes = [_fake(mode, x) for x in inputs]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(mode)
-            if torch.is_inference_mode_enabled():
-                stack.enter_context(torch.inference_mode(False))
             symbolic = symbolic_mode(inputs) is not None and products_ask_for_sizes()
             if symbolic or (training and _normalises_batches(tracer.function)):
                 # Batch norm only has a functional form behind this dispatcher, which slows all others down.
@@ -88,6 +90,8 @@ def _run(tracer: _Trace) -> Joint:
             stack.enter_context(recorder)
             outputs = tracer(*fakes)
         module = recorder.finish(outputs)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace") from error
     return tracer.finish(module)
@@ -97,6 +101,18 @@ def _hooks_off() -> bool:
     """The user's hooks on saved tensors see those of the compiled function, not the ones of its trace; and a
     checkpoint made of such hooks is traced as the plain call it means. The state before."""
     return torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+
+
+def _leaves_apart(inputs: Sequence[Any], forms: Forms) -> list[Any]:
+    """The parts of subclasses in their place; they need the gradients that their wholes need."""
+    found = taken_apart(inputs, forms)
+    places = [
+        value for value, form in zip(inputs, forms, strict=True) for _ in range(1 if form is None else form.count)
+    ]
+    return [
+        part if part is whole else part.detach().requires_grad_(whole.requires_grad)
+        for part, whole in zip(found, places, strict=True)
+    ]
 
 
 def _distinct(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -157,10 +173,10 @@ class _Trace:
 
     def __init__(
         self, function: Callable[..., Any], arguments: Sequence[Any], places: Sequence[int], bases: tuple[Base, ...],
-        strides: Sequence[tuple[int, ...] | None] | None, training: bool, recorder: Recorder,
+        forms: Forms, strides: Sequence[tuple[int, ...] | None] | None, training: bool, recorder: Recorder,
     ):  # fmt: skip
         self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
-        self.places, self.bases = tuple(places), bases
+        self.places, self.bases, self.forms = tuple(places), bases, forms
         found = in_place_of_members(arguments, bases)
         assert found is not None, "the bases are those of these arguments"
         self.given = inputs = found
@@ -174,8 +190,7 @@ class _Trace:
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
             arguments = members_restored(wrapped, self.bases)
-            outputs = self._run([arguments[p] for p in self.places])
-            outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            outputs = self._run_on_wholes([arguments[p] for p in self.places])
             members = {id(arguments[place]): place for base in self.bases for place, _ in base.members}
             self.returned_members = tuple((i, members[id(o)]) for i, o in enumerate(outputs) if id(o) in members)
             self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
@@ -191,6 +206,26 @@ class _Trace:
         for primal, value in hidden:
             aten.copy_.default(primal, value)
         return flat
+
+    def _run_on_wholes(self, args: list[Any]) -> list[Any]:
+        """The function sees subclasses; the trace sees their parts."""
+        self.subclasses: Subclasses | None = None
+        wholes = put_together(args, self.forms)
+        outputs = self._run(wholes)
+        outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        forms = tuple(form_of(out) for out in outputs)
+        if not any(self.forms) and not any(forms):
+            return outputs
+        places = {id(whole): place for place, whole in enumerate(wholes) if self.forms[place] is not None}
+        returned = tuple((i, places[id(out)]) for i, out in enumerate(outputs) if id(out) in places)
+        self.subclasses = Subclasses(self.forms, forms, returned)
+        if self.strides is not None:
+            self.strides = [
+                s
+                for s, form in zip(self.strides, forms, strict=True)
+                for s in ([s] if form is None else [None] * form.count)
+            ]
+        return taken_apart(outputs, forms)
 
     def _run(self, args: list[Any]) -> Any:
         owner = getattr(self.function, "__self__", None)
@@ -223,6 +258,8 @@ class _Trace:
         if mutated and _shares_elements(wrapped):
             raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
         hidden = not self.training or not mutated or self._hidden(wrapped, position)
+        if not hidden and any(self.forms):
+            raise CaptureError("an input is written to where autograd must see it, beside subclasses", stage="trace")
         if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
             raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
         return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
@@ -266,6 +303,8 @@ class _Trace:
                 [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
             )
         existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
+        if any(form_of(g) for _, g in existing):
+            raise CaptureError("the gradient of a plain tensor is a subclass", stage="trace")
         self.gradient_of = tuple(i for i, _ in existing)
         return [self._like_input(g, self.leaves[i]) for i, g in existing]
 
@@ -284,7 +323,7 @@ class _Trace:
         distinct = self.places == tuple(range(len(self.places)))
         signature = Signature(
             tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
-            self.autocast, self.bases, self.returned_members,
+            self.autocast, self.bases, self.returned_members, self.subclasses,
         )  # fmt: skip
         gradient_of = self.gradient_of if self.training else ()
         return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)

@@ -14,13 +14,35 @@ from typing import Any
 import torch
 
 from litz.capture.overlap import entangled, in_place_of_members
-from litz.graph.signature import Base, Output, Signature
+from litz.capture.subclasses import form_of, put_together, taken_apart
+from litz.graph.signature import Base, Output, Signature, Subclasses
 
 Core = Callable[..., Sequence[Any]]
 
 
 class Eager(Exception):
     """Raised by a wrapper's `before`: these arguments break an assumption of the trace, run the original."""
+
+
+@dataclass(frozen=True)
+class PlainTensors:
+    """Removes: tensor subclasses, argument or result; the trace has the plain tensors they are made of.
+
+    Restores: the subclasses. Arguments made otherwise than those of the trace go to the user's own function.
+    """
+
+    forms: Subclasses
+
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        if tuple(form_of(arg) for arg in args) != self.forms.arguments:
+            raise Eager
+        return taken_apart(args, self.forms.arguments)
+
+    def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
+        made = put_together(results, self.forms.outputs)
+        for output, place in self.forms.returned:
+            made[output] = args[place]
+        return made
 
 
 @dataclass(frozen=True)
@@ -168,6 +190,8 @@ class AsTraced:
 def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     """Those that have something to do, outermost first."""
     found: list[Any] = []
+    if signature.subclasses is not None:
+        found.append(PlainTensors(signature.subclasses))
     if signature.places:
         found.append(OneOfEach(signature.places))
     if signature.bases:

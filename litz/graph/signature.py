@@ -7,6 +7,7 @@ functional graph leaves out: writes to inputs, outputs that share memory, gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -81,6 +82,18 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Subclasses:
+    """Forms of the caller's arguments and outputs, None for what is plain; all else in a signature counts their parts.
+
+    `returned`: outputs that are an argument itself, and which one.
+    """
+
+    arguments: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    returned: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Signature:
     """`inputs` are the graph's: each argument once, without the members of bases, then the bases."""
 
@@ -92,6 +105,7 @@ class Signature:
     autocast: bool = False  # traced, and so called, where autocast is on
     bases: tuple[Base, ...] = ()
     returned_members: tuple[tuple[int, int], ...] = ()  # outputs that are the member of a base itself, and which one
+    subclasses: Subclasses | None = None  # what the arguments and outputs are to the caller, if not plain tensors
 
     @property
     def mutated(self) -> tuple[int, ...]:
@@ -109,6 +123,8 @@ class Signature:
 
     def __str__(self) -> str:
         lines = [f"argument {i}: input {place} again" for i, place in self.repeated]
+        if self.subclasses is not None:
+            lines = [f"taken apart: argument {i}, {f}" for i, f in enumerate(self.subclasses.arguments) if f] + lines
         for number, base in enumerate(self.bases, len(self.inputs) - len(self.bases)):
             lines += [f"argument {place}: {window} of input {number}" for place, window in base.members]
         lines += [f"input {i}: {x}" for i, x in enumerate(self.inputs)]
