@@ -21,6 +21,7 @@ from litz.errors import OptionError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 MATMUL_CHOICES = ("auto", "generate", "library")
+BACKWARD_CHOICES = ("lazy", "eager")
 
 
 def _option(default: Any, *, changes_code: bool, doc: str, hash: bool | None = None) -> Any:
@@ -48,6 +49,9 @@ class Options:
         "auto",
         changes_code=True,
         doc="matrix products: 'generate' a kernel, call the 'library', or 'auto' to choose by shape",
+    )
+    backward: str = _option(
+        "lazy", changes_code=False, doc="compile the backward when it is first needed ('lazy') or with the forward"
     )
     threads: int | None = _option(
         None, changes_code=True, doc="threads a kernel may use; None: what torch.get_num_threads() says at compile time"
@@ -233,6 +237,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "verify": _check_flag,
     "snapshots": _check_flag,
     "matmul": _check_choice(MATMUL_CHOICES),
+    "backward": _check_choice(BACKWARD_CHOICES),
     "threads": _check_count(1),
     "inner_compile": _check_callable,
     "decompositions": _check_decompositions,

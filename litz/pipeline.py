@@ -63,7 +63,10 @@ def compile_function(
         graph = without_tangents(split.backward, split.taken, absent)
         return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, True, donated).consume
 
-    return wrap(Differentiable(joint, split, forward, backward), joint.signature, function)
+    step = Differentiable(joint, split, forward, backward)
+    if ctx.options.backward == "eager":
+        step.backward(())  # for calls in which every result has a tangent
+    return wrap(step, joint.signature, function)
 
 
 def compile_graph(

@@ -22,7 +22,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from litz.capture.outputs import classify
+from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, run_with_sources
 from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
@@ -196,7 +196,7 @@ class _Trace:
             outputs = self._run_on_wholes([arguments[p] for p in self.places])
             members = {id(arguments[place]): place for base in self.bases for place, _ in base.members}
             self.returned_members = tuple((i, members[id(o)]) for i, o in enumerate(outputs) if id(o) in members)
-            self.inputs = [self._input(w, i) for i, w in enumerate(wrapped)]
+            self.inputs = [self._input(w, p, i) for i, (w, p) in enumerate(zip(wrapped, primals, strict=True))]
             results = self._classify(outputs, wrapped, primals)
             updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
             gradients = self._gradients([*results, *updated]) if self.training else []
@@ -251,12 +251,12 @@ class _Trace:
         self.recorder.same(_unwrap(copy), _unwrap(wrapped))
         return copy
 
-    def _input(self, wrapped: Any, position: int) -> Input:
+    def _input(self, wrapped: Any, primal: Any, position: int) -> Input:
         if not isinstance(wrapped, FunctionalTensor):
             return Input()
         torch._sync(wrapped)
         if torch._functionalize_has_metadata_mutation(wrapped.elem):
-            raise CaptureError(f"input {position} changes its shape or strides in place", stage="trace")
+            return self._reshaped(wrapped, primal, position)
         mutated = torch._functionalize_has_data_mutation(wrapped.elem)
         if mutated and _shares_elements(wrapped):
             raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
@@ -266,6 +266,16 @@ class _Trace:
         if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
             raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
         return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
+
+    def _reshaped(self, wrapped: FunctionalTensor, primal: Any, position: int) -> Input:
+        written = torch._functionalize_has_data_mutation(wrapped.elem)
+        if written or self.needs_grad[position] or any(self.forms) or self.bases:
+            what = "is written to" if written else "needs a gradient or is part of another tensor"
+            raise CaptureError(f"input {position} changes its shape or strides in place, and {what}", stage="trace")
+        window = window_on(primal, wrapped, f"input {position}")
+        if window.offset:
+            raise CaptureError(f"input {position} is moved in its memory in place", stage="trace")
+        return Input(parameter=self.parameters[position], reshaped=window)
 
     def _hidden(self, wrapped: FunctionalTensor, position: int) -> bool:
         if torch._functionalize_are_all_mutations_hidden_from_autograd(wrapped.elem):

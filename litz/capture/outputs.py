@@ -87,11 +87,14 @@ def _base(group: list[torch.Tensor]) -> torch.Tensor:
 def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
     if base.dtype != view.dtype:
         raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
-    needs_grad, view = view.requires_grad, _on(base, view)
+    return Output(kind, index, window_on(base, view, f"output {position}"), view.requires_grad)
+
+
+def window_on(base: torch.Tensor, view: torch.Tensor, name: str) -> Window:
+    view = _on(base, view)
     if any(isinstance(s, torch.SymInt) for s in (*view.shape, *view.stride(), view.storage_offset())):
-        raise CaptureError(f"output {position} is a view whose sizes are known only at run time", stage="trace")
-    window = Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
-    return Output(kind, index, window, needs_grad)
+        raise CaptureError(f"{name} is a view whose sizes are known only at run time", stage="trace")
+    return Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
 
 
 def _on(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
-from litz.graph.signature import Base, Output, Signature, Subclasses
+from litz.graph.signature import Base, Input, Output, Signature, Subclasses
 
 Core = Callable[..., Sequence[Any]]
 
@@ -144,6 +144,29 @@ class WriteBack:
 
 
 @dataclass(frozen=True)
+class Reshape:
+    """Removes: inputs that change their own shape or strides in place.
+
+    Restores: the change, before all else, so that autograd saves the input in its final version; the program gets a
+    view of it that is as it was. No wrapper further in may refuse the arguments.
+    """
+
+    inputs: tuple[Input, ...]
+
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        inner = list(args)
+        for position, spec in enumerate(self.inputs):
+            if spec.reshaped is not None:
+                sizes, strides = args[position].shape, args[position].stride()
+                args[position].as_strided_(spec.reshaped.sizes, spec.reshaped.strides)
+                inner[position] = args[position].as_strided(sizes, strides)
+        return inner
+
+    def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
+        return results
+
+
+@dataclass(frozen=True)
 class RebuildOutputs:
     """Removes: outputs that are an input, share memory with one or with each other, or are no tensors.
 
@@ -199,7 +222,11 @@ def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
         found.append(RebuildOutputs(signature.outputs))
     if signature.mutated:
-        found += [SeparateInputs(signature.mutated, bool(signature.differentiable)), WriteBack(signature)]
+        found.append(SeparateInputs(signature.mutated, bool(signature.differentiable)))
+    if any(x.reshaped is not None for x in signature.inputs):
+        found.append(Reshape(signature.inputs))
+    if signature.mutated:
+        found.append(WriteBack(signature))
     return tuple(found)
 
 

@@ -13,22 +13,6 @@ from torch import fx
 
 
 @dataclass(frozen=True)
-class Input:
-    """`mutated`: written to. `hidden`: only under `no_grad`, so that autograd must not see it."""
-
-    needs_grad: bool = False
-    mutated: bool = False
-    hidden: bool = True
-    parameter: bool = False
-
-    def __str__(self) -> str:
-        words = ["needs grad"] if self.needs_grad else []
-        if self.mutated:
-            words.append("mutated under no_grad" if self.hidden else "mutated")
-        return ", ".join(words) or "read"
-
-
-@dataclass(frozen=True)
 class Window:
     """Shape, strides and offset of a view, relative to its base tensor."""
 
@@ -38,6 +22,26 @@ class Window:
 
     def __str__(self) -> str:
         return f"{list(self.sizes)} by {list(self.strides)} from {self.offset}"
+
+
+@dataclass(frozen=True)
+class Input:
+    """`mutated`: written to. `hidden`: only under `no_grad`, so that autograd must not see it. `reshaped`: what it has
+    become, where its own shape or strides were changed in place."""
+
+    needs_grad: bool = False
+    mutated: bool = False
+    hidden: bool = True
+    parameter: bool = False
+    reshaped: Window | None = None
+
+    def __str__(self) -> str:
+        words = ["needs grad"] if self.needs_grad else []
+        if self.mutated:
+            words.append("mutated under no_grad" if self.hidden else "mutated")
+        if self.reshaped is not None:
+            words.append(f"becomes {self.reshaped}")
+        return ", ".join(words) or "read"
 
 
 @dataclass(frozen=True)

@@ -266,3 +266,19 @@ def test_the_backward_is_compiled_once_under_the_options_of_the_forward() -> Non
     assert after > before, "the backward was not compiled with snapshots"
     fast(x, w).sum().backward()
     assert len(litz.last_report().snapshots) == after
+
+
+def test_the_backward_is_compiled_with_the_forward_if_asked() -> None:
+    import litz
+
+    counts = []
+    for when in ("lazy", "eager"):
+        torch._dynamo.reset()
+        x, w = grad(4, 3), grad(3)
+        result = torch.compile(curve, backend="litz", options={"backward": when})(x, w)
+        before = litz.last_report().kernels
+        found = torch.autograd.grad(result.sum(), [x, w])
+        torch.testing.assert_close(found, torch.autograd.grad(curve(x, w).sum(), [x, w]))
+        counts.append((before, litz.last_report().kernels))
+    (lazy, whole), eager = counts
+    assert lazy < whole and eager == (whole, whole)

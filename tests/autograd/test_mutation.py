@@ -138,17 +138,32 @@ def test_a_leaf_that_requires_grad_refuses_mutation(route: Route) -> None:
 
 @both
 def test_metadata_mutated(route: Route) -> None:
-    """A change of an input's own shape is left to eager, and the report says so."""
+    def turn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.t_()
+        return x * w
+
+    def views(x: torch.Tensor, w: torch.Tensor) -> tuple:
+        first = x[1:]
+        x.unsqueeze_(0).transpose_(1, 2)
+        return x, first, x[0], x.sum() * w
+
+    for function, width in ((turn, 4), (views, 1)):
+        agrees(route, function, lambda width=width: [torch.randn(4, 3), grad(width)])
+        x = torch.randn(4, 3)
+        route(function)(x, grad(width))
+        assert x.shape == ((3, 4) if function is turn else (1, 3, 4))
+
+
+@both
+def test_metadata_and_data_mutated(route: Route) -> None:
+    """Both at once are left to eager, and the report says so."""
 
     def reshape(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        x.t_()
+        x.t_().mul_(2)
         return x * w
 
     agrees(route, reshape, lambda: [torch.randn(4, 3), grad(4)], compiled=False, calls=1)
     assert left_to_eager() or route is through_compile, "Dynamo breaks the graph before and after it"
-    x = torch.randn(4, 3)
-    route(reshape)(x, grad(4))
-    assert x.shape == (3, 4)
 
 
 @both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from litz.capture.wrappers import (
     AsTraced,
     Eager,
     OneOfEach,
+    PlainTensors,
     RebuildOutputs,
+    Reshape,
     SeparateInputs,
     SyntheticBases,
     Wrapped,
@@ -22,7 +25,7 @@ from litz.capture.wrappers import (
     wrappers_for,
 )
 from litz.errors import CaptureError
-from litz.graph.signature import Base, Input, Output, Signature, Window
+from litz.graph.signature import Base, Input, Output, Signature, Subclasses, Window
 from tests import golden
 from tests.autograd.both import grad
 
@@ -73,6 +76,17 @@ def test_a_synthetic_base_is_the_one_autograd_knows() -> None:
     with pytest.raises(CaptureError, match="autograd does not know of"):
         bases_for([memory[:2], memory.detach()[1:]], {0}, training=True)
     assert bases_for([memory[:2], memory[2:]], {0}, training=False) == (), "side by side"
+
+
+def test_reshape_changes_the_argument_and_shows_the_program_what_it_was() -> None:
+    x, other = torch.arange(6.0).view(2, 3), torch.zeros(1)
+    wrapper = Reshape((Input(reshaped=Window((3, 2), (1, 3), 0)), Input()))
+    wanted = x.clone()
+    inner = wrapper.before([x, other])
+    assert torch.equal(x, wanted.t()) and torch.equal(inner[0], wanted)
+    assert inner[0].data_ptr() == x.data_ptr() and inner[1] is other
+    assert inner[0]._version == x._version, "what is saved is not out of date"
+    assert wrapper.after([x, other], [1]) == [1]
 
 
 def test_separate_inputs_refuses_memory_shared_with_one_that_is_written() -> None:
@@ -157,6 +171,11 @@ def test_order_and_absence_of_wrappers() -> None:
     assert wrappers_for(plain) == () and wrap(core, plain, core) is core
     all_of_them = signature((Input(mutated=True),), (Output("input", 0),), 0, places=(0, 0))
     assert [type(w) for w in wrappers_for(all_of_them)] == [OneOfEach, RebuildOutputs, SeparateInputs, WriteBack]
+    more = replace(all_of_them, inputs=(Input(mutated=True), Input(reshaped=Window((1,), (1,), 0))))
+    more = replace(more, bases=(Base((), (1,), (1,)),), subclasses=Subclasses((), ()))
+    assert [type(w) for w in wrappers_for(more)] == [
+        PlainTensors, OneOfEach, SyntheticBases, RebuildOutputs, SeparateInputs, Reshape, WriteBack,
+    ]  # fmt: skip
 
 
 def test_signature_prints_readably() -> None:
