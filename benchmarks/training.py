@@ -1,6 +1,6 @@
 """The benchmarks of training, with the bars: cold first step, step time, gradients, peak memory, tracing, a loss curve.
 
-`make bench-training`, or `python -m benchmarks.training [--models bert,vit] [--only cold|steps|peak|trace|curve]`.
+`make bench-training`, or `python -m benchmarks.training [--models bert,vit] [--only PART]`.
 Prints the tables and the bars and writes `benchmarks/training.json`; parts and models that a run leaves out keep
 the figures of the run before, so that a busy machine can be measured model by model.
 """
@@ -21,9 +21,10 @@ from benchmarks.process import in_fresh_process, stand_in_warning, without_cache
 from benchmarks.table import figure, geometric_mean, ratio, render
 
 RESULTS = Path(__file__).resolve().parent / "training.json"
-PARTS = ("cold", "steps", "peak", "trace", "curve")
+PARTS = ("cold", "steps", "dropout", "peak", "trace", "curve")
 CONTENDERS = ("eager", "inductor", "litz")
 COLD_EACH, COLD_MEAN, STEP_MEAN, TRACE, ERROR = 1 / 4, 1 / 5, 1.05, 0.7, 2.0
+ROUNDING = 1e-6  # of a loss: a few units in the last place
 Results = Mapping[str, Any]
 
 
@@ -50,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(part: str, model: str, rounds: int) -> dict[str, Any]:
     if part == "steps":
         return in_fresh_process("benchmarks.training_step", "steps", model, str(rounds))
+    if part == "dropout":
+        return in_fresh_process("benchmarks.training_step", "dropout", model)
     found = {}
     for contender in CONTENDERS:
         environment = without_caches() if part == "cold" else {}
@@ -78,6 +81,7 @@ def report(results: Results) -> str:
         _table(results, "steps", "best_ms", "step, ms, best of interleaved rounds", 1, ("inductor", "litz")),
         _table(results, "peak", "bytes", "bytes live at the peak, MiB", 2**20, ("litz", "inductor")),
         _gradients(results),
+        _dropout(results),
     ]
     if "ratio" in results.get("trace", {}):
         trace = results["trace"]
@@ -119,6 +123,17 @@ def _gradients(results: Results) -> str:
     return f"{title}\n" + render([*header, "Litz's worst gradient"], rows)
 
 
+def _dropout(results: Results) -> str:
+    if "dropout" not in results:
+        return ""
+    rows = []
+    for model, found in results["dropout"].items():
+        apart = found.get("apart")
+        first = [figure(found[c][0], ".7f") if c in found else "failed" for c in ("eager", "litz")]
+        rows.append([model, *first, "nothing is dropped" if apart is None else figure(apart, ".1e")])
+    return "loss with dropout 0.1, one seed\n" + render(["model", "eager", "litz", "apart, for its size"], rows)
+
+
 def _curve(found: Results) -> str:
     names = list(found["curves"])
     steps = [s for s in (1, 10, 25, 50, 100, 150, 200) if s <= found["steps"]]
@@ -142,6 +157,9 @@ def bars(results: Results) -> list[Bar]:
         found.append(_worst("step: litz / eager, each model", eager, 1.0))
         errors = {m: _of(results, "steps", m, "litz", "quotient") for m in results["steps"]}
         found.append(_worst("worst gradient's error / eager's, each model", errors, ERROR))
+    if "dropout" in results:
+        apart = {m: f.get("apart") for m, f in results["dropout"].items() if "litz" not in f or f["apart"] is not None}
+        found.append(_worst("loss with dropout: apart from eager's, each model that drops", apart, ROUNDING, ".1e"))
     if "peak" in results:
         peaks = _quotients(results, "peak", "bytes", "litz", "inductor")
         found.append(_worst("bytes live at the peak / inductor's, each model", peaks, 1.0))
@@ -162,13 +180,13 @@ def _curve_bar(found: Results) -> Bar:
     return Bar("loss curve over 200 steps", "within noise of eager's", text, apart["litz"] <= 3 * apart["eager"] + 1e-4)
 
 
-def _worst(name: str, values: Mapping[str, float | None], limit: float) -> Bar:
+def _worst(name: str, values: Mapping[str, float | None], limit: float, form: str = ".3f") -> Bar:
     known = {m: v for m, v in values.items() if v is not None}
     if not known:
         return Bar(name, f"at most {limit}", "no figures", None)
     bad = [m for m, v in known.items() if not v <= limit] + [m for m, v in values.items() if v is None]
     worst = max(known, key=lambda m: known[m])
-    text = f"worst {known[worst]:.3f} ({worst})" + (f"; missed by {', '.join(bad)}" if bad else "")
+    text = f"worst {known[worst]:{form}} ({worst})" + (f"; missed by {', '.join(bad)}" if bad else "")
     return Bar(name, f"at most {limit}", text, not bad)
 
 

@@ -1,8 +1,9 @@
 """One training step of one model, measured: cold, warm, its errors, its peak memory.
 
 `python -m benchmarks.training_step cold bert litz` (or `peak`) measures one backend, `… steps bert` all of them
-taking turns in one process; each prints one JSON object. A step is the loss and its backward; parameters are not
-updated, so that every step is the same one. The loss is the sum over the outputs of the mean of their squares.
+taking turns in one process, `… dropout bert` the losses with dropout on; each prints one JSON object. A step is the
+loss and its backward; parameters are not updated, so that every step is the same one. The loss is the sum over the
+outputs of the mean of their squares.
 
 The models train: batch norms see their batch. Every dropout is 0, so that all contenders compute the same.
 
@@ -36,20 +37,20 @@ ROUNDS = 9
 FLOOR = 4 * torch.finfo(torch.float32).eps
 
 
-def model_in_training(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+def model_in_training(name: str, dropout: float = 0.0) -> tuple[torch.nn.Module, dict[str, Any]]:
     module, kwargs = build(name)
     for part in module.modules():
-        _no_dropout(part)
+        _set_dropout(part, dropout)
         if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-    _no_dropout(module.config)
+            part.p = dropout
+    _set_dropout(module.config, dropout)
     return module.train(), kwargs
 
 
-def _no_dropout(owner: Any) -> None:
+def _set_dropout(owner: Any, rate: float) -> None:
     for name, value in list(vars(owner).items()):
         if "drop" in name and isinstance(value, float):
-            setattr(owner, name, 0.0)
+            setattr(owner, name, rate)
 
 
 def loss_of(module: torch.nn.Module) -> Callable[..., torch.Tensor]:
@@ -194,6 +195,25 @@ def _compiled_by_litz() -> dict[str, Any]:
     }
 
 
+# -- dropout ----------------------------------------------------------------------------------------
+def dropout(name: str) -> dict[str, Any]:
+    """The loss of eager and of Litz with every dropout at 0.1, from one seed and from another."""
+    torch.set_num_threads(THREADS)
+    module, kwargs = model_in_training(name, 0.1)
+    state = copy.deepcopy(module.state_dict())
+    losses: dict[str, list[float]] = {}
+    for contender in ("eager", "litz"):
+        step = step_of(contender, module, kwargs)
+        for seed in range(2):
+            module.load_state_dict(state)
+            torch.manual_seed(seed)
+            losses.setdefault(contender, []).append(float(step()))
+    eager, litz = losses["eager"], losses["litz"]
+    if eager[0] == eager[1]:
+        return {"apart": None, **losses}  # nothing was dropped
+    return {"apart": max(abs(a - b) / abs(a) for a, b in zip(eager, litz, strict=True)), **losses}
+
+
 # -- memory -----------------------------------------------------------------------------------------
 def peak(name: str, contender: str) -> dict[str, Any]:
     """Bytes live at the peak of a warm step, beyond parameters and inputs, as PyTorch's allocator reports them.
@@ -258,4 +278,4 @@ if __name__ == "__main__":
     if what == "steps":
         print(json.dumps(steps(arguments[0], *(int(n) for n in arguments[1:]))))
     else:
-        print(json.dumps({"cold": cold, "peak": peak}[what](*arguments)))
+        print(json.dumps({"cold": cold, "peak": peak, "dropout": dropout}[what](*arguments)))

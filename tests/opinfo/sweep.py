@@ -18,6 +18,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,9 +171,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
         if mine:
             lines.append(f"{dtype:>10}: {_counts(mine)}")
     lines.append(f"{'all':>10}: {_counts(rows)}")
-    treatments = treatment_of_each(rows)
-    tally = collections.Counter(treatments.values())
-    lines.append("operators: " + ", ".join(f"{count} {name}" for name, count in tally.most_common()))
+    by_treatment: dict[str, list[str]] = {}
+    for operator, treatment in sorted(treatment_of_each(rows).items()):
+        by_treatment.setdefault(treatment, []).append(operator)
+    for treatment, operators in sorted(by_treatment.items(), key=lambda item: -len(item[1])):
+        listed = textwrap.fill(", ".join(operators), 120, initial_indent="    ", subsequent_indent="    ")
+        lines.append(f"{len(operators)} operators {treatment}:\n{listed}")
     times = [row["compile_ms"] for row in rows if row.get("compile_ms")]
     if times:
         lines.append(f"median compile: {statistics.median(times):.1f} ms")
