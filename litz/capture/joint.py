@@ -78,7 +78,8 @@ def _run(tracer: _Trace) -> Joint:
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
-            fakes = [_fake(mode, x) for x in inputs]
+            apart = len(inputs) - len(tracer.bases)
+            fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(mode)
             symbolic = symbolic_mode(inputs) is not None and products_ask_for_sizes()
@@ -153,9 +154,14 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
         value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
     if value.is_inference():  # which its fake would be as well, and refuse to be written to
-        with mode:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return _fresh(mode, value)
     return mode.from_tensor(value.detach() if value.requires_grad else value, static_shapes=True)
+
+
+def _fresh(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
+    """A fake of the same form that begins where its memory begins."""
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 class _Functional(FunctionalTensorMode):

@@ -99,7 +99,7 @@ def plan_memory(
     outputs = {
         n for n in born if most is not None and _is_output(program, n, owned) and _bytes(program, n, sizes) >= most
     }
-    taken_over = _in_place(program, dies, set(temps) | outputs, set(temps) | donated)
+    taken_over = _in_place(program, born, dies, set(temps) | outputs, set(temps) | donated)
     placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
     offsets: dict[str, int] = {}
     groups = _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over)
@@ -153,15 +153,17 @@ def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _in_place(program: Program, dies: dict[str, int], results: set[str], free: set[str]) -> dict[str, str]:
-    """Result, one of `results` -> the dying argument, one of `free`, whose memory it takes over."""
+def _in_place(
+    program: Program, born: dict[str, int], dies: dict[str, int], results: set[str], free: set[str]
+) -> dict[str, str]:
+    """Result, one of `results`, born where it is written -> the dying argument, one of `free`, whose memory it takes."""
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
         if not isinstance(step, Kernel):
             continue
         claimed: set[str] = set()
         for result in step.writes:
-            if result not in results:
+            if result not in results or born[result] != at:
                 continue
             for argument in step.reads:
                 if (

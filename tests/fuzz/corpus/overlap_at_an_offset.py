@@ -1,0 +1,15 @@
+import torch
+
+from tests.fuzz.numbers import numbers
+
+
+def inputs():
+    a = numbers('bfloat16', (7,), 85, 'ties')[..., 1::3]
+    c = a[1:]
+    return [a, c]
+
+
+def program(a, c):
+    v2 = c.square_()  # rounds
+    v2.sub_(-0.5)  # rounds
+    return [v2]
