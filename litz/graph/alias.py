@@ -1,7 +1,7 @@
 """Whose memory a node is: what a rewrite must know before it hands out an existing tensor for a fresh one.
 
 In: a node of a functional graph. Out: the node that owns its memory, and whether that memory reaches the
-user. `x + 0` may become `x` inside a graph, but not where the user would receive his own input back as a
+user. `x - 0` may become `x` inside a graph, but not where the user would receive his own input back as a
 result that used to be a tensor of its own.
 """
 

@@ -46,10 +46,12 @@ def over(space: Space, body: Body, kind: str, value: Val) -> Val:
 
 
 def mean_and_variance(space: Space, body: Body, x: Val, count: int) -> tuple[Val, Val]:
-    """In two passes over the row: exact where a single pass cancels."""
+    """In two passes over the row: exact where a single pass cancels. The second also finds how far off the mean is,
+    which was rounded where the sum was large."""
     mean = over(space, body, "sum", x) / count
     centred = x - mean
-    return mean, over(space, body, "sum", centred * centred) / count
+    off = over(space, body, "sum", centred) / count
+    return mean + off, over(space, body, "sum", centred * centred) / count
 
 
 @lowers(aten.native_layer_norm.default)

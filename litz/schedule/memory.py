@@ -156,7 +156,7 @@ def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
 def _in_place(
     program: Program, born: dict[str, int], dies: dict[str, int], results: set[str], free: set[str]
 ) -> dict[str, str]:
-    """Result, one of `results`, born where it is written -> the dying argument, one of `free`, whose memory it takes."""
+    """Result, one of `results`, where it is born -> the dying argument, one of `free`, whose memory it takes over."""
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
         if not isinstance(step, Kernel):

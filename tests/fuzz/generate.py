@@ -160,7 +160,9 @@ def reduce(b: Build) -> None:
         dims = (b.dim(x),)
         where = str(dims[0])
     name = f"torch.{kind}" if b.maybe() else kind
-    call = f"{name}({x}, {where}{keep})" if name.startswith("torch.") and where else f"{x}.{kind}({where}{keep})"
+    # Of zeros of both signs, eager takes the first or the last as a column lies in its vectors or behind them.
+    of = f"({x} + 0.0)" if kind in ("amax", "amin") and b[x].is_floating_point() else x
+    call = f"{name}({of}, {where}{keep})" if name.startswith("torch.") and where else f"{of}.{kind}({where}{keep})"
     rounds = kind not in ("amax", "amin") and not decides
     b.define(call, x, rounds=rounds, decides=(x,) if decides else (), rows=dims if kind in ("var", "std") else None)
 

@@ -308,7 +308,7 @@ def test_symbolic_sizes_are_never_fixed() -> None:
     x = mode.from_tensor(torch.randn(5, 7))
 
     def function(x, y):
-        z = (x * 1).t().t().clone() + 0
+        z = (x * 1).t().t().clone() - 0
         return torch.softmax(z @ y.t(), -1) @ y, x.sin().view(-1).view(1, -1) * 2
 
     with mode:

@@ -40,12 +40,15 @@ def join_and_split(x, sizes):
 
 # name: rules, rule, function where it fires, function where it must not, inputs
 CASES = {
-    "add zero": (NOOP, "add_zero", lambda x: (x + 0) * 2, lambda x: (x + 1) * 2, [X]),
+    "add zero": (NOOP, "add_zero", lambda x: (x + -0.0) * 2, lambda x: (x + 0.0) * 2, [X]),
+    "sub zero": (NOOP, "add_zero", lambda x: (x - 0) * 2, lambda x: (x - -0.0) * 2, [X]),
+    "add zero to integers": (NOOP, "add_zero", lambda x: (x.long() + 0) * 2, lambda x: (x.long() + 1) * 2, [X]),
+    "add a zero whose sign nobody sees": (NOOP, "add_zero", lambda x: (x + 0).exp(), lambda x: (x + 0).sin(), [X]),
     "add zeros": (
         NOOP,
         "add_zero",
-        lambda x: (x.sin() + torch.zeros(6)) * 2,
-        lambda x: (x[0] + torch.zeros(4, 6)) * 2,
+        lambda x: (x.sin() + torch.zeros(6)).exp(),
+        lambda x: (x[0] + torch.zeros(4, 6)).exp(),
         [X],
     ),
     "zeros of another type": (
@@ -55,7 +58,7 @@ CASES = {
         lambda x: (x.bfloat16() + torch.zeros(4, 6)) * 2,
         [X],
     ),
-    "sub from zero": (NOOP, "add_zero", lambda x: (0 + x.sin()) * 2, lambda x: (torch.zeros(6) - x.sin()) * 2, [X]),
+    "sub from zero": (NOOP, "add_zero", lambda x: (0 + x.sin()).exp(), lambda x: (torch.zeros(6) - x.sin()).exp(), [X]),
     "times one": (NOOP, "times_one", lambda x: (x * 1.0).exp(), lambda x: (x * 1.5).exp(), [X]),
     "one over": (NOOP, "times_one", lambda x: (x / 1).exp(), lambda x: (x / 2).exp(), [X]),
     "and true": (

@@ -6,6 +6,7 @@ result's place (it could be the user's own input) is checked by the engine for e
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,17 +37,39 @@ def _same(match: Match, node: Any) -> Any:
     )
 
 
+# To these a zero is a zero, whatever its sign.
+_BLIND_TO_SIGNS_OF_ZERO = {
+    aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.exp.default, aten.exp2.default,
+    aten.abs.default, aten.cos.default, aten.cosh.default, aten.sigmoid.default, aten.eq.Scalar, aten.eq.Tensor,
+    aten.ne.Scalar, aten.ne.Tensor, aten.lt.Scalar, aten.lt.Tensor, aten.le.Scalar, aten.le.Tensor, aten.gt.Scalar,
+    aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor,
+}  # fmt: skip
+
+
 @rule(call((aten.add.Tensor, aten.sub.Tensor), Arg("a"), Arg("b"), ..., users=ANY), any_size=True)
 def add_zero(match: Match) -> Any:
-    if _same(match, match["a"]) and match.uniform(match["b"]) == 0:
+    if _same(match, match["a"]) and _changes_nothing(match, match.uniform(match["b"])):
         return match["a"]
     if (
         match.root.target is aten.add.Tensor
         and match.root.kwargs.get("alpha", 1) == 1
-        and match.uniform(match["a"]) == 0
+        and _changes_nothing(match, match.uniform(match["a"]))
     ):
         return _same(match, match["b"])
     return None
+
+
+def _changes_nothing(match: Match, zero: Any) -> bool:
+    """Zero, and of the sign that leaves other zeros theirs: -0.0 + 0.0 is 0.0, but -0.0 - 0.0 is -0.0."""
+    if zero != 0:
+        return False
+    result = match.root.meta["val"]
+    if result.is_floating_point():
+        added = math.copysign(1.0, zero) * match.root.kwargs.get("alpha", 1) < 0
+        same_signs = added == (match.root.target is aten.add.Tensor)
+    else:
+        same_signs = not result.is_complex()
+    return same_signs or all(user.target in _BLIND_TO_SIGNS_OF_ZERO for user in match.root.users)
 
 
 @rule(

@@ -1,10 +1,12 @@
+"""The second kernel to write a buffer must not take over the memory of an argument: the first has written there."""
+
 import torch
 
 from tests.fuzz.numbers import numbers
 
 
 def inputs():
-    a = numbers('bfloat16', (33, 33), 10)
+    a = numbers("bfloat16", (33, 33), 10)
     c = a[1:]
     return [a, c]
 
