@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import Axis, Expr, Value, expr
+from litz.loop.expr import ONE, Axis, Expr, Value, expr
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
@@ -190,6 +190,16 @@ class Kernel:
     def ordered(self) -> bool:
         """Whether the steps of the reduced axes must run one after the other."""
         return any(isinstance(op, Scan) or (isinstance(op, Store) and op.update is not None) for op in self.body)
+
+
+def contiguous(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Strides without gaps, the last dimension innermost."""
+    strides: list[Expr] = []
+    step = ONE
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True)

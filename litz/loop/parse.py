@@ -33,8 +33,9 @@ from litz.loop.ir import (
     Step,
     Store,
     View,
+    contiguous,
 )  # fmt: skip
-from litz.loop.text import BUFFER_KINDS, contiguous
+from litz.loop.text import BUFFER_KINDS
 
 LONG = ("program", "call")  # lines whose brackets may run over several
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from litz.loop.expr import ONE, ZERO, Expr, Size
+from litz.loop.expr import ZERO, Expr, Size
 from litz.loop.ir import (
     Arg,
     Buffer,
@@ -40,6 +40,7 @@ from litz.loop.ir import (
     Scan,
     Store,
     View,
+    contiguous,
     views,
 )  # fmt: skip
 
@@ -198,12 +199,3 @@ def _wrap(head: str, items: list[str], tail: str) -> str:
 
 def _list(items: Iterable[Expr]) -> str:
     return f"[{', '.join(map(repr, items))}]"
-
-
-def contiguous(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    strides: list[Expr] = []
-    step = ONE
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))

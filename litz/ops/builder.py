@@ -34,6 +34,7 @@ from litz.loop.ir import (
     Step,
     Store,
     View,
+    contiguous,
 )
 from litz.loop.scalar import BOOL, SCALARS
 from litz.ops.sizes import symbolic_size
@@ -227,9 +228,12 @@ class Builder:
 
     # -- buffers ------------------------------------------------------------------------------
     def allocate(self, fake: torch.Tensor, kind: str = "temp", name: str | None = None) -> View:
-        """A new buffer with the shape and strides of `fake`."""
+        """A buffer with the shape and strides of `fake`; but no two elements of what is computed are one, whatever a
+        fake says (torch 2.11's, of what is scattered into an expanded tensor)."""
         dtype = dtype_of(fake)
         sizes, strides = sizes_of(fake), tuple(self.size_expr(s) for s in fake.stride())
+        if kind == "temp" and any(st is ZERO and size is not ONE for size, st in zip(sizes, strides, strict=True)):
+            strides = contiguous(sizes)
         extent = ONE
         for size, stride in zip(sizes, strides, strict=True):
             extent = extent + (size - 1) * stride
@@ -243,15 +247,10 @@ class Builder:
     def scratch(self, sizes: Sequence[ExprLike], dtype: str) -> View:
         """A new contiguous buffer of a shape no fake tensor has."""
         dims = tuple(expr(s) for s in sizes)
-        strides: list[Expr] = []
-        step = ONE
-        for size in reversed(dims):
-            strides.append(step)
-            step = step * size
         name = f"t{len(self.buffers)}"
-        self.buffers[name] = Buffer(name, dtype, step)
+        self.buffers[name] = Buffer(name, dtype, numel(dims))
         self._storage_offset[name] = ZERO
-        return View(name, dtype, dims, tuple(reversed(strides)))
+        return View(name, dtype, dims, contiguous(dims))
 
     def window(self, base: View, fake: torch.Tensor) -> View:
         """Another window on `base`'s buffer, as `fake` describes it."""

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from litz.context import Context
+from litz.loop.expr import expr
 from litz.ops import coverage
+from litz.ops.builder import Builder
+from litz.options import Options
+from litz.target import detect
 from tests.ops import cases_index, cases_nn, cases_pointwise, cases_reduce, cases_resample
 from tests.ops.lowering import Case, check, lowered, run
 
@@ -90,3 +95,10 @@ def test_the_list_of_operators_is_up_to_date() -> None:
     if f"of ATen in torch {torch.__version__.split('+')[0]} " not in text:
         pytest.skip("the document is of another version of torch")
     assert text == coverage.markdown(), "run `make docs`"
+
+
+def test_elements_of_a_result_are_never_one() -> None:
+    builder = Builder(Context(Options(), detect(1)))
+    expanded = torch.empty(3, 1).expand(3, 4)
+    assert builder.allocate(expanded, "input").strides == (expr(1), expr(0))
+    assert builder.allocate(expanded).strides == (expr(4), expr(1))
