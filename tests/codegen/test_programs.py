@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from litz.context import Context
 from litz.loop.interpret import interpret
 from litz.loop.ir import Program
+from litz.loop.parse import parse_program
 from litz.options import Options
 from litz.schedule.fuse import fuse
 from litz.schedule.simplify import mark_outputs, merge_axes
@@ -47,6 +48,22 @@ def test_as_drawn(program: Program) -> None:
 @given(programs(INEXACT))
 def test_functions_that_round(program: Program) -> None:
     agree(program, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("operator", ["exp", "tanh", "sigmoid", "erf"])
+def test_what_is_no_number_even_as_a_constant(operator: str) -> None:
+    """LLVM computes with constants, and what it makes of an integer that is no number is not what the machine does."""
+    agree(
+        parse_program(f"""program(x: f32[20]) -> (y: f32[20])
+buffer y: f32[20] output
+kernel k
+  for i0 < 20 parallel:
+    v0: f32 = const 0.0
+    v1: f32 = div v0, v0
+    v2: f32 = {operator} v1
+    store y[i0] = v2
+""")
+    )
 
 
 @DRAWN

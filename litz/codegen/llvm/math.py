@@ -37,7 +37,9 @@ class Arithmetic:
         return self.w.let(f"{op} {t or self.t} {a}, {b}")
 
     def cast(self, op: str, a: str, source: str, target: str) -> str:
-        return self.w.let(f"{op} {source} {a} to {target}")
+        made = self.w.let(f"{op} {source} {a} to {target}")
+        # Of what no integer holds LLVM makes poison, and of constants anything at all; frozen, it is some integer.
+        return self.w.let(f"freeze {target} {made}") if op == "fptosi" else made
 
     def cmp(self, condition: str, a: str, b: str) -> str:
         op = "fcmp" if self.kind == "float" else "icmp"
