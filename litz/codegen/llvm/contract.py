@@ -26,7 +26,7 @@ from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
 from litz.target import Target
 
 _BLOCK_BYTES = 1 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
-_STRETCH = 256  # of the depth, summed before it is added to the whole: rounding errors grow with its root
+_RUN = (32, 128)  # products summed in one go: rounding errors grow with the root, the time with the inverse
 _GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
 
 
@@ -106,10 +106,10 @@ def _step(load: Load, axis: Axis) -> int | None:
     return step.int if step is not None and step.is_int else None
 
 
-def _even_stretch(depth: int, lanes: int) -> int:
-    """How much of the depth is summed in one go: even stretches, whole vectors, about `_STRETCH`."""
-    parts = -(-depth // _STRETCH)
-    return -(-depth // (parts * lanes)) * lanes
+def _run(depth: int, lanes: int) -> int:
+    """How many products are summed in one go: a quarter of them, in whole vectors, within bounds."""
+    least, most = _RUN
+    return min(most, max(least, -(-depth // (4 * lanes)) * lanes))
 
 
 class _Renderer:
@@ -378,17 +378,16 @@ class _Renderer:
         a = w.let(f"getelementptr float, ptr {self.packed_rows}, i64 {w.mul(position, str(shape.tile_floats))}", "p")
         place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
         b = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
-        # Padding in between is multiplied like all else; at the end it is left out.
-        depth = shape.depth if self.outer else self.inner.size.int
-        stretch = _even_stretch(depth, self.lanes)
-        with w.loop("0", str(depth), stretch) as k:
-            length = w.minimum(w.let(f"sub i64 {depth}, {k}"), str(stretch))
+        size, padded = self.inner.size.int, self._padded_inner()
+        # Padding at the end is left out; where each line has some, a line is multiplied at a time.
+        lines = bool(self.outer) and size < padded
+        depth = shape.depth if self.outer and not lines else size
+        with w.loop("0", str(shape.depth), padded if lines else shape.depth) as k:
             rows_at = w.let(f"getelementptr float, ptr {a}, i64 {w.mul(k, str(tile.rows))}", "p")
             columns_at = w.let(f"getelementptr float, ptr {b}, i64 {w.mul(k, str(tile.columns))}", "p")
             more = w.let(f"icmp ne i64 {k}, 0")
-            w.emit(
-                f"call void @{tile.name}(ptr {rows_at}, ptr {columns_at}, i64 {length}, ptr {self.scratch}, i1 {more})"
-            )
+            operands = f"ptr {rows_at}, ptr {columns_at}, i64 {depth}, i64 {_run(depth, self.lanes)}"
+            w.emit(f"call void @{tile.name}({operands}, ptr {self.scratch}, i1 {more})")
         column = w.mul(panel, str(tile.columns))
         if shape.columns % tile.columns == 0:
             self._finish(tile, rows, row, column, 0, microkernel.PANEL_VECTORS, None)

@@ -1,10 +1,11 @@
 """The matrix product's inner loop: a tile of accumulators held in registers.
 
-`NAME(a, b, depth, c, more)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
-tile, or has it added when `more` is true: long sums are taken in stretches, which keeps their rounding
-errors from piling up. Both are packed in chunks of as many steps of the depth as a vector has lanes: a
-row's chunk is one vector, so packing rows is plain copying, and every address in the loop is the pointer
-plus a constant. What is left of a depth that is no whole number of chunks is taken a step at a time.
+`NAME(a, b, depth, run, c, more)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
+tile, or has it added when `more` is true. Every `run` steps the accumulators are added to `c` and start
+again from zero, which keeps rounding errors from piling up. Both are packed in chunks of as many steps of
+the depth as a vector has lanes: a row's chunk is one vector, so packing rows is plain copying, and every
+address in the loop is the pointer plus a constant; a run is a whole number of chunks. What is left of a
+depth that is no whole number of chunks is taken a step at a time.
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
 """
@@ -43,56 +44,56 @@ def tiles(target: Target) -> tuple[Tile, ...]:
 
 
 def declaration(tile: Tile) -> str:
-    return f"declare void @{tile.name}(ptr, ptr, i64, ptr, i1)"
+    return f"declare void @{tile.name}(ptr, ptr, i64, i64, ptr, i1)"
 
 
 def text(tile: Tile) -> str:
     """The function, as a module of its own."""
     vector = f"<{tile.lanes} x float>"
     tiles = [(row, v) for row in range(tile.rows) for v in range(PANEL_VECTORS)]
-    lines = [
-        f"define void @{tile.name}(ptr noalias %a, ptr noalias %b, i64 %depth, ptr noalias %c, i1 %more) nounwind {{",
-        "entry:",
-        f"  %whole = and i64 %depth, {-tile.lanes}",
-        "  %any = icmp ne i64 %whole, 0",
-        "  br i1 %any, label %chunk, label %rest",
-        *_chunks(tile, vector, tiles),
-        *_single_steps(tile, vector, tiles),
-        "done:",
-    ]
-    for row, v in tiles:
-        lines.append(f"  %sum.{row}.{v} = phi {vector} [%left.{row}.{v}, %rest], [%t.{row}.{v}, %step]")
+    parameters = "ptr noalias %a, ptr noalias %b, i64 %depth, i64 %run, ptr noalias %c, i1 %more"
+    lines = [f"define void @{tile.name}({parameters}) nounwind {{", "entry:"]
     for row, v in tiles:
         lines.append(f"  %pc.{row}.{v} = getelementptr float, ptr %c, i64 {row * tile.columns + v * tile.lanes}")
-    lines += ["  br i1 %more, label %add, label %set", "add:"]
-    for row, v in tiles:
-        lines += [
-            f"  %old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, align {4 * tile.lanes}",
-            f"  %new.{row}.{v} = fadd {vector} %old.{row}.{v}, %sum.{row}.{v}",
-            f"  store {vector} %new.{row}.{v}, ptr %pc.{row}.{v}, align {4 * tile.lanes}",
-        ]
-    lines += ["  ret void", "set:"]
-    for row, v in tiles:
-        lines.append(f"  store {vector} %sum.{row}.{v}, ptr %pc.{row}.{v}, align {4 * tile.lanes}")
-    lines += ["  ret void", "}", f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})", ""]
+    lines += [
+        f"  %whole = and i64 %depth, {-tile.lanes}",
+        "  %any = icmp ne i64 %whole, 0",
+        "  br i1 %any, label %start, label %rest",
+        *_runs(tile, vector, tiles),
+        *_single_steps(tile, vector, tiles),
+        "done:",
+        "  ret void",
+        "}",
+        f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})",
+        "",
+    ]
     return "\n".join(lines)
 
 
 Places = list[tuple[int, int]]
 
 
-def _chunks(tile: Tile, vector: str, tiles: Places) -> list[str]:
-    """As many steps at once as a vector has lanes: every address is a pointer plus a constant."""
+def _runs(tile: Tile, vector: str, tiles: Places) -> list[str]:
+    """Runs of chunks. A chunk is as many steps as a vector has lanes: every address is a pointer plus a constant."""
     lanes = tile.lanes
     lines = [
+        "start:",
+        "  %k.start = phi i64 [0, %entry], [%k.next, %run.kept]",
+        "  %pa.start = phi ptr [%a, %entry], [%pa.next, %run.kept]",
+        "  %pb.start = phi ptr [%b, %entry], [%pb.next, %run.kept]",
+        "  %run.more = phi i1 [%more, %entry], [true, %run.kept]",
+        "  %k.far = add i64 %k.start, %run",
+        "  %near = icmp ult i64 %k.far, %whole",
+        "  %k.end = select i1 %near, i64 %k.far, i64 %whole",
+        "  br label %chunk",
         "chunk:",
-        "  %k = phi i64 [0, %entry], [%k.next, %chunk]",
-        "  %pa = phi ptr [%a, %entry], [%pa.next, %chunk]",
-        "  %pb = phi ptr [%b, %entry], [%pb.next, %chunk]",
+        "  %k = phi i64 [%k.start, %start], [%k.next, %chunk]",
+        "  %pa = phi ptr [%pa.start, %start], [%pa.next, %chunk]",
+        "  %pb = phi ptr [%pb.start, %start], [%pb.next, %chunk]",
     ]
     for row, v in tiles:
         last = f"%s.{lanes - 1}.{row}.{v}"
-        lines.append(f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %entry], [{last}, %chunk]")
+        lines.append(f"  %acc.{row}.{v} = phi {vector} [zeroinitializer, %start], [{last}, %chunk]")
     running = {place: f"%acc.{place[0]}.{place[1]}" for place in tiles}
     for step in range(lanes):
         for v in range(PANEL_VECTORS):
@@ -107,9 +108,28 @@ def _chunks(tile: Tile, vector: str, tiles: Places) -> list[str]:
         f"  %k.next = add i64 %k, {lanes}",
         f"  %pa.next = getelementptr float, ptr %pa, i64 {tile.rows * lanes}",
         f"  %pb.next = getelementptr float, ptr %pb, i64 {lanes * tile.columns}",
-        "  %on = icmp ult i64 %k.next, %whole",
-        "  br i1 %on, label %chunk, label %rest",
+        "  %on = icmp ult i64 %k.next, %k.end",
+        "  br i1 %on, label %chunk, label %run.done",
+        *_keep(tile, vector, "run", running),
+        "  %again = icmp ult i64 %k.next, %whole",
+        "  br i1 %again, label %start, label %rest",
     ]
+
+
+def _keep(tile: Tile, vector: str, tag: str, sums: dict[tuple[int, int], str]) -> list[str]:
+    """The block `TAG.done`: the sums go into `c`, or are added to it if `%TAG.more`; ends up in `TAG.kept`."""
+    at = f"align {4 * tile.lanes}"
+    lines = [f"{tag}.done:", f"  br i1 %{tag}.more, label %{tag}.add, label %{tag}.set", f"{tag}.add:"]
+    for (row, v), total in sums.items():
+        lines += [
+            f"  %{tag}.old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, {at}",
+            f"  %{tag}.new.{row}.{v} = fadd {vector} %{tag}.old.{row}.{v}, {total}",
+            f"  store {vector} %{tag}.new.{row}.{v}, ptr %pc.{row}.{v}, {at}",
+        ]
+    lines += [f"  br label %{tag}.kept", f"{tag}.set:"]
+    for (row, v), total in sums.items():
+        lines.append(f"  store {vector} {total}, ptr %pc.{row}.{v}, {at}")
+    return [*lines, f"  br label %{tag}.kept", f"{tag}.kept:"]
 
 
 def _single_steps(tile: Tile, vector: str, tiles: Places) -> list[str]:
@@ -117,13 +137,9 @@ def _single_steps(tile: Tile, vector: str, tiles: Places) -> list[str]:
     lanes = tile.lanes
     lines = [
         "rest:",
-        "  %ra = phi ptr [%a, %entry], [%pa.next, %chunk]",
-        "  %rb = phi ptr [%b, %entry], [%pb.next, %chunk]",
-    ]
-    for row, v in tiles:
-        last = f"%s.{lanes - 1}.{row}.{v}"
-        lines.append(f"  %left.{row}.{v} = phi {vector} [zeroinitializer, %entry], [{last}, %chunk]")
-    lines += [
+        "  %ra = phi ptr [%a, %entry], [%pa.next, %run.kept]",
+        "  %rb = phi ptr [%b, %entry], [%pb.next, %run.kept]",
+        "  %rest.more = phi i1 [%more, %entry], [true, %run.kept]",
         "  %more.steps = icmp ult i64 %whole, %depth",
         "  br i1 %more.steps, label %step, label %done",
         "step:",
@@ -132,20 +148,23 @@ def _single_steps(tile: Tile, vector: str, tiles: Places) -> list[str]:
         "  %pb.last.0 = phi ptr [%rb, %rest], [%qb.next, %step]",
     ]
     for row, v in tiles:
-        lines.append(f"  %u.{row}.{v} = phi {vector} [%left.{row}.{v}, %rest], [%t.{row}.{v}, %step]")
+        lines.append(f"  %u.{row}.{v} = phi {vector} [zeroinitializer, %rest], [%t.{row}.{v}, %step]")
     for v in range(1, PANEL_VECTORS):
         lines.append(f"  %pb.last.{v} = getelementptr float, ptr %pb.last.0, i64 {v * lanes}")
     for row in range(tile.rows):
         lines.append(f"  %pa.last.{row} = getelementptr float, ptr %qa, i64 {row * lanes}")
     running = {(row, v): f"%u.{row}.{v}" for row, v in tiles}
-    lines += _multiply(tile, vector, "last.", running, {(row, v): f"%t.{row}.{v}" for row, v in tiles})
+    totals = {(row, v): f"%t.{row}.{v}" for row, v in tiles}
     return [
         *lines,
+        *_multiply(tile, vector, "last.", running, totals),
         "  %j.next = add i64 %j, 1",
         "  %qa.next = getelementptr float, ptr %qa, i64 1",
         f"  %qb.next = getelementptr float, ptr %pb.last.0, i64 {tile.columns}",
-        "  %again = icmp ult i64 %j.next, %depth",
-        "  br i1 %again, label %step, label %done",
+        "  %steps.on = icmp ult i64 %j.next, %depth",
+        "  br i1 %steps.on, label %step, label %rest.done",
+        *_keep(tile, vector, "rest", totals),
+        "  br label %done",
     ]
 
 
