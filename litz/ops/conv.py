@@ -1,14 +1,19 @@
-"""Convolutions: generated as a product over (kernel rows, kernel columns, channels) where that pays, else oneDNN's."""
+"""Convolutions: generated as a product over the window where that pays, else oneDNN's.
+
+The product runs over (kernel rows, kernel columns, channels); where channels are no whole vectors, columns and channels
+are one axis, a line. Depthwise windows are plain sums.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from litz.loop.expr import ONE, Expr, expr
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
@@ -42,10 +47,12 @@ def convolution(
     window = Window(
         spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial), tuple(weight.sizes[2:])
     )
-    if groups == 1 and _gathers_whole_vectors(b, x, weight, window):
-        rows = numel([out_shape[0], *out_shape[2:]])
-        if matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
+    rows = numel([out_shape[0], *out_shape[2:]])
+    if groups == 1 and matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
+        if _gathers_whole_vectors(b, x, weight, window):
             return _dense(b, node, x, weight, bias, window)
+        if _gathers_lines(b, x, weight, window):
+            return _of_lines(b, node, x, weight, bias, window)
     if is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
         return _depthwise(b, node, x, weight, bias, window)
     return b.library(node, library, {})
@@ -65,17 +72,22 @@ class Window:
     def load(self, body: Body, x: View, batch: Expr, channel: Expr, out: Sequence[Expr], k: Sequence[Expr]) -> Val:
         """The element seen, or zero where the window hangs over the edge."""
         place = self.at(out, k)
-        inside: Val | None = None
-        for position, size in zip(place, x.sizes[2:], strict=True):
-            low, high = position.bounds()
-            tests = []
-            if low is None or low < 0:
-                tests.append(body.index(position) >= 0)
-            if high is None or high >= size.int:
-                tests.append(body.index(position) < size.int)
-            for test in tests:
-                inside = test if inside is None else inside & test
-        return body.load(x, (batch, channel, *place), inside)
+        return body.load(x, (batch, channel, *place), inside(body, place, x.sizes[2:]))
+
+
+def inside(body: Body, place: Sequence[Expr], sizes: Sequence[Expr]) -> Val | None:
+    """Whether the place is within the image; None where it always is."""
+    found: Val | None = None
+    for position, size in zip(place, sizes, strict=True):
+        low, high = position.bounds()
+        tests = []
+        if low is None or low < 0:
+            tests.append(body.index(position) >= 0)
+        if high is None or high >= size.int:
+            tests.append(body.index(position) < size.int)
+        for test in tests:
+            found = test if found is None else found & test
+    return found
 
 
 def spread(values: Sequence[int], spatial: int) -> tuple[int, ...]:
@@ -97,6 +109,42 @@ def _gathers_whole_vectors(b: Builder, x: View, weight: View, window: Window) ->
         and window.dilation[-1] == 1
         and not any(window.padding)
     )
+
+
+def _gathers_lines(b: Builder, x: View, weight: View, window: Window) -> bool:
+    """Whether a line of the window, columns and channels together, is one stretch of memory of a vector or more."""
+    line = weight.sizes[-1] * weight.sizes[1]
+    dense = x.strides[1] is ONE and x.strides[-1] == x.sizes[1] and window.dilation[-1] == 1
+    return dense and line.int >= b.ctx.target.lanes(4)
+
+
+def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+    """Channels that are no whole vectors (an image's three): the sum runs over the window's lines and along them."""
+    channels, across = weight.sizes[1], weight.sizes[-1]
+    outer = weight.sizes[2:-1]
+    taps = b.scratch((*outer, across * channels, weight.sizes[0]), weight.dtype)
+    space, body = Space(), Body()
+    *k, column, c, o = space.over((*outer, across, channels, weight.sizes[0]))
+    body.store(taps, (*k, column * channels + c, o), body.load(weight, (o, c, *k, column)))
+    b.emit(space, body)
+
+    lines = replace(
+        x, sizes=(x.sizes[0], *x.sizes[2:-1], x.sizes[-1] * channels), strides=(x.strides[0], *x.strides[2:-1], ONE)
+    )
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    n, o, *place = space.over(out.sizes, out.strides)
+    k = [space.reduce_over(s) for s in outer]
+    along = space.reduce_over(across * channels)
+    *rows, start = window.at(place, (*k, ZERO))
+    seen = (*rows, start * channels + along)
+    image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
+    total = over(space, body, "sum", image * body.load(taps, (*k, along, o)))
+    if bias is not None:
+        total = total + body.load(bias, (o,))
+    body.store(out, (n, o, *place), total)
+    b.emit(space, body)
+    return out
 
 
 def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:

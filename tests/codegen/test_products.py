@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from litz.context import Report
-from tests.codegen.compiled import agrees
+from tests.codegen.compiled import agrees, compiled, outputs
 
 
 def generated(function, *inputs: torch.Tensor, **options) -> Report:
@@ -94,6 +94,13 @@ CONVOLUTIONS = {
     "point": ((2, 64, 5, 7), (33, 64, 1, 1), {}),
     "patches": ((2, 3, 64, 48), (40, 3, 16, 16), {"stride": 16}),
     "line": ((2, 32, 17), (48, 32, 3), {"padding": 1}),
+    "image": ((2, 3, 37, 41), (40, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "few channels": ((2, 20, 9, 11), (48, 20, 3, 3), {"padding": 1}),
+    "few channels, one point": ((2, 20, 9, 11), (48, 20, 1, 1), {}),
+    "few channels, uneven": ((3, 7, 8, 9), (5, 7, 2, 5), {"stride": (2, 1), "padding": (1, 3), "dilation": (2, 1)}),
+    "few channels, wider than the image": ((2, 3, 4, 5), (16, 3, 9, 9), {"padding": 4}),
+    "line of few channels": ((2, 5, 33), (48, 5, 9), {"padding": 4, "stride": 3}),
+    "volume of few channels": ((1, 3, 5, 6, 7), (16, 3, 3, 3, 7), {"padding": (1, 0, 3)}),
     "volume": ((1, 16, 5, 6, 7), (16, 16, 3, 3, 3), {"padding": 1}),
 }
 
@@ -110,6 +117,25 @@ def test_convolutions(name: str, layout: str) -> None:
     # The other order of the axes in memory, as a transformer takes its patches.
     rows = lambda x, w: convolve(x, w, **options).flatten(2).transpose(1, 2)  # noqa: E731
     agrees(rows, x, w, rtol=1e-4, atol=1e-3, matmul="generate")
+
+
+@pytest.mark.parametrize("name", ["image", "few channels"])
+def test_convolutions_of_few_channels_are_generated(name: str) -> None:
+    """Their lines are whole stretches of memory, channels last; elsewhere they are the library's."""
+    shape, kernel, options = CONVOLUTIONS[name]
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    generated(partial(F.conv2d, **options), x, torch.randn(kernel) / 8)
+
+
+@pytest.mark.parametrize("depth", [64, 300, 4096])
+def test_rounding_errors_do_not_pile_up(depth: int) -> None:
+    """Random products summed one by one are off by 0.15 eps times the root of their number."""
+    x, y = torch.randn(64, depth), torch.randn(depth, 64)
+    exact = x.double() @ y.double()
+    multiply, report = compiled(torch.mm, (x, y), matmul="generate")
+    assert not report.calls
+    error = (outputs(multiply(x, y))[0] - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert error < 0.13 * torch.finfo(torch.float32).eps * depth**0.5
 
 
 @pytest.mark.parametrize("channels", [16, 24, 32])
