@@ -231,3 +231,20 @@ kernel last
     y, z = run(program, [x, w])
     torch.testing.assert_close(y, x.exp() * w)
     torch.testing.assert_close(z, w)
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.int32, torch.int64])
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.bfloat16, torch.float16])
+def test_values_cut_to_fewer_bits_are_stored_in_as_many(wide: torch.dtype, narrow: torch.dtype) -> None:
+    """One live lane is what LLVM stores whole: see `Frame._unforeseen`."""
+
+    def cut(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.copy_(y - y.amin(1, keepdim=True))
+
+    for length in (1, 9, 17, 33, 65):
+        base, values = torch.full((3 * length + 8,), 7, dtype=narrow), torch.arange(3 * length).reshape(3, -1).to(wide)
+        made, _ = compiled(cut, [base[: 3 * length].view(3, -1), values])
+        with torch.no_grad():
+            made(base[: 3 * length].view(3, -1), values)
+        assert torch.equal(base[: 3 * length], torch.arange(length).repeat(3).to(narrow))
+        assert torch.equal(base[3 * length :], torch.full((8,), 7, dtype=narrow))

@@ -18,6 +18,7 @@ from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, S
 from litz.loop.scalar import SCALARS
 
 _ZEROS = "litz.zeros"
+_EVERY_LANE = "litz.every_lane"
 
 
 def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozenset[Axis]]:
@@ -302,13 +303,23 @@ class Frame:
             else:
                 name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
                 w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
-                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {self.mask})")
+                mask = self._unforeseen(self.mask) if element.startswith("i") else self.mask
+                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {mask})")
         else:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.scatter.v{lanes}{_suffix(element)}.v{lanes}p0"
             w.module.declare(f"declare void {name}({t}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
             lives = f"<{lanes} x i1> {self.mask or 'splat (i1 true)'}"
             w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, {lives})")
+
+    def _unforeseen(self, mask: str) -> str:
+        """The mask, in a way that LLVM cannot know its lanes: where it knows that only one is live and the value was
+        cut to fewer bits, LLVM 22 stores all of the bits (on AVX-512), over what lies behind."""
+        w, lanes = self.writer, self.lanes
+        w.module.declare(f"@{_EVERY_LANE} = internal externally_initialized global i64 -1, align 8")
+        bits = w.let(f"load i{lanes}, ptr @{_EVERY_LANE}, align 8")
+        every = w.let(f"bitcast i{lanes} {bits} to <{lanes} x i1>")
+        return w.let(f"and <{lanes} x i1> {mask}, {every}")
 
     def _check(self, op: Check, copy: int, lanes: int) -> Operand:
         w = self.writer
