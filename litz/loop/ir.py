@@ -17,7 +17,8 @@ from typing import Union
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr, Value, expr
 
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+POSITIONS = ("argmax", "argmin")  # reductions that give a place instead of a value
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", *POSITIONS)
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 UPDATES = ("put", "sum", "prod", "max", "min")
 

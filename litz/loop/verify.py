@@ -16,6 +16,7 @@ from litz.errors import VerifyError
 from litz.loop.dtype import DTYPES, compute_type
 from litz.loop.expr import Axis, Expr, Size, Value
 from litz.loop.ir import (
+    POSITIONS,
     REDUCTIONS,
     SCANS,
     UPDATES,
@@ -330,7 +331,7 @@ class _KernelRules:
             self.fail("there is nothing to reduce over", "a kernel with a reduced axis", op)
         record = self.value(op.value, op)
         self.computes(op.kind, record.dtype, REDUCTION_KINDS[op.kind], op)
-        result = "i64" if op.kind in ("argmax", "argmin") else record.dtype
+        result = "i64" if op.kind in POSITIONS else record.dtype
         if op.dtype != result:
             self.fail(f"{op.kind} of {record.dtype} is said to be {op.dtype}", result, op)
         return record.axes & ~self.reduced

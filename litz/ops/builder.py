@@ -20,6 +20,7 @@ from litz.errors import LoweringError, source_of
 from litz.loop.dtype import DTYPES, compute_type, from_torch
 from litz.loop.expr import ONE, ZERO, Axis, Expr, ExprLike, Value, expr
 from litz.loop.ir import (
+    POSITIONS,
     Apply,
     Buffer,
     Call,
@@ -165,7 +166,7 @@ class Body:
         return self.apply("where", condition, self.like(typed, yes), self.like(typed, no))
 
     def reduce(self, kind: str, value: Val) -> Val:
-        dtype = "i64" if kind in ("argmax", "argmin") else value.dtype
+        dtype = "i64" if kind in POSITIONS else value.dtype
         return self._value(lambda name: Reduce(name, dtype, kind, value.name), dtype, "reduce", kind, value.name)
 
     def scan(self, kind: str, value: Val) -> Val:

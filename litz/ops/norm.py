@@ -12,7 +12,7 @@ from torch import fx
 
 from litz.loop.dtype import compute_type, from_torch
 from litz.loop.expr import Expr, expr
-from litz.loop.ir import View
+from litz.loop.ir import POSITIONS, View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.registry import lowers
 
@@ -42,7 +42,7 @@ def over(space: Space, body: Body, kind: str, value: Val) -> Val:
     """`reduce(kind, value)`; where every reduced dimension has size 1, there is nothing to reduce."""
     if space.reduced:
         return body.reduce(kind, value)
-    return body.const(0, "i64") if kind in ("argmax", "argmin") else value
+    return body.const(0, "i64") if kind in POSITIONS else value
 
 
 def mean_and_variance(space: Space, body: Body, x: Val, count: int) -> tuple[Val, Val]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from litz.loop.contraction import contraction
 from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Size, Value, constant, expr, is_nonnegative
-from litz.loop.ir import Apply, Check, Const, Index, Kernel, Load, Op, Store
+from litz.loop.ir import POSITIONS, Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
 from litz.loop.passes import last_pass_only
 
 _LARGEST_BODY = 240
@@ -92,9 +92,7 @@ def solve(
     mentioned = place.axes()
     free = [a for a in (*space, *space_reduced) if a not in mentioned]
     if _volume(left) == _volume(free):
-        flat = ZERO
-        for axis in free:
-            flat = flat * axis.size + axis
+        flat = _flat(free)
         for axis in reversed(left):
             moved[axis] = flat % axis.size
             flat = flat // axis.size
@@ -227,6 +225,8 @@ def _is_whole(whole: Expr, parts: Iterable[_Part]) -> bool:
 
 def _join(space: Kernel, moving: Kernel, moved: Mapping[Axis, Expr], first: Kernel, second: Kernel) -> Kernel | None:
     """One body over `space`'s axes; `moving` is the one of the two whose axes are replaced."""
+    if _gives_positions(moving) and _flat(moving.reduced).substitute(moved) != _flat(space.reduced):
+        return None  # the same elements, but counted in another order
     body = _Joined()
     for kernel in (first, second):
         if body.extend(kernel.body, moved if kernel is moving else {}) is None:
@@ -237,6 +237,18 @@ def _join(space: Kernel, moving: Kernel, moved: Mapping[Axis, Expr], first: Kern
     if contraction(first) is not None and contraction(merged) is None:
         return None
     return merged if _keeps_vectors(merged, (first, second)) else None
+
+
+def _gives_positions(kernel: Kernel) -> bool:
+    return any(isinstance(op, Reduce) and op.kind in POSITIONS for op in kernel.body)
+
+
+def _flat(axes: Iterable[Axis]) -> Expr:
+    """The number that counts through the axes, last fastest."""
+    flat = ZERO
+    for axis in axes:
+        flat = flat * axis.size + axis
+    return flat
 
 
 def _origins(first: Kernel, second: Kernel) -> tuple[str, ...]:
