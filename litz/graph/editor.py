@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from litz.graph.alias import is_pure, may_stand_for
 from litz.graph.mutation import is_dead
-from litz.graph.sizes import sizes
+from litz.graph.sizes import size_of, sizes
 
 aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ class Editor:
             for key, value in old.meta.items():
                 if key not in _OWN:
                     new.meta.setdefault(key, value)
-        if isinstance(before, torch.Tensor) and not same_layout(before, after):
+        if isinstance(before, torch.Tensor) and not _same_place(before, after):
             self._relayout(new, before)
         self.erase(old)
 
@@ -141,7 +141,7 @@ class Editor:
                 affected.extend(node.users)
 
     def _recompute(self, node: fx.Node) -> bool:
-        """Whether the node's value has the layout it had."""
+        """Whether the node's value lies as it did."""
         old = node.meta.get("val")
         try:
             node.meta["val"] = self.value(node.target, node.args, node.kwargs)
@@ -153,10 +153,12 @@ class Editor:
             )
             node.args = (copy, *node.args[1:])
             node.meta["val"] = self.value(node.target, node.args, node.kwargs)
-        return same_layout(old, node.meta["val"])
+        return _same_place(old, node.meta["val"])
 
     def _keep_layout(self, node: fx.Node, before: Any) -> None:
         """Users that see raw strides, and the user of the program, get a copy with the old layout."""
+        if same_layout(before, node.meta["val"]):
+            return
         strict = [u for u in node.users if u.op == "output" or u.target in _RAW]
         if not strict or not isinstance(before, torch.Tensor):
             return
@@ -229,6 +231,14 @@ def same_layout(a: Any, b: Any) -> bool:
         not isinstance(x, torch.Tensor)
         or (isinstance(y, torch.Tensor) and sizes(x.shape) == sizes(y.shape) and _strides(x) == _strides(y))
         for x, y in zip(left, right, strict=True)
+    )
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    """The same layout, at the same distance from where the storage begins: views count from there."""
+    return same_layout(a, b) and all(
+        not isinstance(x, torch.Tensor) or size_of(x.storage_offset()) == size_of(y.storage_offset())
+        for x, y in zip(_tensors(a), _tensors(b), strict=True)
     )
 
 

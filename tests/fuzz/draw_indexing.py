@@ -17,7 +17,9 @@ def places(b: Build, size: int, flat: bool) -> tuple[str, tuple[str, ...]]:
         return f"torch.tensor({[b.number(0, size - 1) for _ in range(count)]}, dtype=torch.int64)", ()
     index = b.pick(lambda t: t.dtype is torch.int64 and (t.dim() == 1 or not flat))
     low = "" if flat or b.maybe() else f" - {size}"
-    return f"({index} % {size}{low})", (index,)
+    # Of an index in another order torch's fake tensors do not know how eager lays the result out.
+    straight = "" if b[index].is_contiguous() else ".contiguous()"
+    return f"({index} % {size}{low}){straight}", (index,)
 
 
 def distinct(b: Build, size: int) -> str:

@@ -21,6 +21,7 @@ ELEMENTS = 6000
 RANK = 5
 CASTABLE = 100.0
 _MAY_COPY = (".contiguous(", ".reshape(", ".flatten(", ".ravel(")
+_SCATTERS = (".scatter_add_(", ".index_put_(")  # they write elsewhere than they read
 
 
 class Refused(Exception):
@@ -110,9 +111,10 @@ class Eager:
             raise Refused("a write through an expansion")
         if target.numel() != len(written := _cells(target)):
             raise Refused("several elements are one")
-        for name in line.uses:
+        scatters = any(word in line.code for word in _SCATTERS)
+        for name in line.uses[1:]:
             other = self.tensor(name)
-            if name == line.writes or _storage(other) != _storage(target) or _same_view(other, target):
+            if _storage(other) != _storage(target) or (_same_view(other, target) and not scatters):
                 continue
             if not written.isdisjoint(_cells(other)):
                 raise Refused("it writes what it reads")
