@@ -61,7 +61,7 @@ def celu(b: Builder, node: fx.Node, x: View, alpha: float = 1) -> View:
 
 @lowers(aten.hardshrink.default)
 def hardshrink(b: Builder, node: fx.Node, x: View, width: float = 0.5) -> View:
-    return elementwise(b, node, lambda body, v: body.where(body.apply("abs", v) <= width, 0, v), x)
+    return elementwise(b, node, lambda body, v, w: body.where(body.apply("abs", v) <= w, 0, v), x, width)
 
 
 @lowers(aten.softshrink.default)

@@ -107,8 +107,8 @@ for _value, _target in _INFINITE.items():
 
     def _is_infinite(b: Builder, node: fx.Node, x: View, _value: float = _value) -> View:
         if not is_float(x.dtype):
-            return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, compute=x.dtype)
-        return elementwise(b, node, lambda body, v: v.eq(_value), x, compute=compute_type(x.dtype))
+            return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, common=x.dtype)
+        return elementwise(b, node, lambda body, v: v.eq(_value), x, common=compute_type(x.dtype))
 
     lowers(_target)(_is_infinite)
 
@@ -116,9 +116,9 @@ for _value, _target in _INFINITE.items():
 @lowers(aten.isfinite.default)
 def isfinite(b: Builder, node: fx.Node, x: View) -> View:
     if not is_float(x.dtype):
-        return elementwise(b, node, lambda body, v: body.const(True, "b1"), x, compute=x.dtype)
+        return elementwise(b, node, lambda body, v: body.const(True, "b1"), x, common=x.dtype)
     dtype = compute_type(x.dtype)
-    return elementwise(b, node, lambda body, v: body.apply("abs", v) < math.inf, x, compute=dtype)
+    return elementwise(b, node, lambda body, v: body.apply("abs", v) < math.inf, x, common=dtype)
 
 
 # -- a number on the left ---------------------------------------------------------------------
@@ -143,4 +143,7 @@ for _name, _target in _SCALAR_FIRST.items():
 def isin_scalar(
     b: Builder, node: fx.Node, x: View, value: float, assume_unique: bool = False, invert: bool = False
 ) -> Any:
-    return elementwise(b, node, lambda body, v: v.ne(value) if invert else v.eq(value), x, compute=promoted(node, 0, 1))
+    def formula(body: Body, v: Val, w: Val) -> Val:
+        return v.ne(w) if invert else v.eq(w)
+
+    return elementwise(b, node, formula, x, value, common=promoted(node, 0, 1))

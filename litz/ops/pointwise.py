@@ -14,18 +14,40 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, from_torch, is_float
+from litz.loop.expr import ONE
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Val, computed, operand
+from litz.ops.builder import Body, Builder, Point, Val, computed, dtype_of, operand
 from litz.ops.registry import lowers, lowers_later
 
 aten = torch.ops.aten
 
 
-def elementwise(b: Builder, node: fx.Node, formula: Callable[..., Val], *args: Any, compute: str | None = None) -> View:
-    """The result like `node`'s fake tensor, each element `formula(body, *values)` of the broadcast arguments."""
+def elementwise(b: Builder, node: fx.Node, formula: Callable[..., Val], *args: Any, common: str | None = None) -> View:
+    """The result like `node`'s fake tensor, each element `formula(body, *values)` of the broadcast arguments.
+
+    As in eager, arguments are brought to the `common` type first, the result's if not said: 2049 is 2048 beside a
+    float16, and 0.1 is the float16 next to it. `exact_second` says which are not.
+    """
     fake = node.meta["val"]
-    dtype = compute or computed(fake)
-    return b.pointwise(fake, lambda body, point: formula(body, *(operand(body, point, a, dtype) for a in args)))
+    dtype = computed(fake) if common is None else compute_type(common)
+    rounded = dtype_of(fake) if common is None else common
+    types = [dtype if place == 1 and exact_second(node, arg) else rounded for place, arg in enumerate(args)]
+
+    def values(body: Body, point: Point) -> list[Val]:
+        return [body.cast(operand(body, point, a, t), dtype) for a, t in zip(args, types, strict=True)]
+
+    return b.pointwise(fake, lambda body, point: formula(body, *values(body, point)))
+
+
+def exact_second(node: fx.Node, second: Any) -> bool:
+    """Eager multiplies and divides by a number, or a tensor of one element, in the type it computes in."""
+    return node.target in _BY_NUMBERS and not (isinstance(second, View) and any(s is not ONE for s in second.sizes))
+
+
+_BY_NUMBERS = (
+    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode,
+    aten.floor_divide.default, aten.floor_divide.Scalar,
+)  # fmt: skip
 
 
 def promoted(node: fx.Node, *positions: int) -> str:
@@ -34,7 +56,7 @@ def promoted(node: fx.Node, *positions: int) -> str:
     dtype = values[0].dtype if len(values) == 1 else torch.result_type(*values)  # type: ignore[arg-type]
     name = from_torch(dtype)
     assert name is not None
-    return compute_type(name)
+    return name
 
 
 # -- one scalar operator each: (ATen operator, scalar operator) ----------------------------------
@@ -123,7 +145,7 @@ _COMPARE = {
 for _name, _targets in _COMPARE.items():
 
     def _compare(b: Builder, node: fx.Node, x: Any, y: Any, _op: str = _name) -> Any:
-        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, compute=promoted(node, 0, 1))
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, common=promoted(node, 0, 1))
 
     lowers(*_targets)(_compare)
 
@@ -133,18 +155,27 @@ def _scaled(body: Body, value: Val, factor: float) -> Val:
     return value if factor == 1 else value * factor
 
 
+def _rounded(node: fx.Node, factor: float) -> float:
+    """The factor as eager has it beside half precisions: one of them itself."""
+    dtype = node.meta["val"].dtype
+    return torch.tensor(factor, dtype=dtype).item() if dtype in (torch.float16, torch.bfloat16) else factor
+
+
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    alpha = _rounded(node, alpha)
     return elementwise(b, node, lambda body, u, v: u + _scaled(body, v, alpha), x, y)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    alpha = _rounded(node, alpha)
     return elementwise(b, node, lambda body, u, v: u - _scaled(body, v, alpha), x, y)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
+    alpha = _rounded(node, alpha)
     return elementwise(b, node, lambda body, u, v: v - _scaled(body, u, alpha), x, y)
 
 
@@ -160,6 +191,8 @@ def div_mode(b: Builder, node: fx.Node, x: Any, y: Any, rounding_mode: str | Non
             return body.apply("floor_div", u, divisor(body, v))
         if not is_float(u.dtype):
             return body.apply("trunc_div", u, divisor(body, v))
+        if exact_second(node, y):
+            return body.apply("trunc", u / v)
         # As eager: a half-precision quotient is rounded before it is cut, and may round up to a whole number.
         return body.apply("trunc", body.cast(body.cast(u / v, rounded), u.dtype))
 
@@ -187,7 +220,9 @@ def lerp(b: Builder, node: fx.Node, x: View, y: View, weight: Any) -> View:
         small = body.apply("abs", w) < 0.5
         return body.where(small, u + w * (v - u), v - (v - u) * (1 - w))
 
-    return elementwise(b, node, formula, x, y, weight)
+    if isinstance(weight, View):
+        return elementwise(b, node, formula, x, y, weight)
+    return elementwise(b, node, lambda body, u, v: formula(body, u, v, body.const(weight, u.dtype)), x, y)
 
 
 # Powers up to this are products: exact for integers, and far cheaper than `pow` for the rest.
@@ -274,39 +309,39 @@ def clamp_max(b: Builder, node: fx.Node, x: View, high: Any) -> View:
 @lowers(aten.isnan.default)
 def isnan(b: Builder, node: fx.Node, x: View) -> View:
     if not is_float(x.dtype):
-        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, compute=x.dtype)
-    return elementwise(b, node, lambda body, v: body.apply("isnan", v), x, compute=compute_type(x.dtype))
+        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, common=x.dtype)
+    return elementwise(b, node, lambda body, v: body.apply("isnan", v), x, common=compute_type(x.dtype))
 
 
 @lowers(aten.isinf.default)
 def isinf(b: Builder, node: fx.Node, x: View) -> View:
     if not is_float(x.dtype):
-        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, compute=x.dtype)
+        return elementwise(b, node, lambda body, v: body.const(False, "b1"), x, common=x.dtype)
     dtype = compute_type(x.dtype)
-    return elementwise(b, node, lambda body, v: body.apply("abs", v).eq(math.inf), x, compute=dtype)
+    return elementwise(b, node, lambda body, v: body.apply("abs", v).eq(math.inf), x, common=dtype)
 
 
 @lowers(aten.signbit.default)
 def signbit(b: Builder, node: fx.Node, x: View) -> Any:
     if is_float(x.dtype):
-        return elementwise(b, node, lambda body, v: body.apply("signbit", v), x, compute=compute_type(x.dtype))
+        return elementwise(b, node, lambda body, v: body.apply("signbit", v), x, common=compute_type(x.dtype))
     if x.dtype == "b1":
         return NotImplemented
-    return elementwise(b, node, lambda body, v: v < 0, x, compute=x.dtype)
+    return elementwise(b, node, lambda body, v: v < 0, x, common=x.dtype)
 
 
 _LOGICAL = {"and": aten.logical_and.default, "or": aten.logical_or.default, "xor": aten.logical_xor.default}
 for _name, _target in _LOGICAL.items():
 
     def _logical(b: Builder, node: fx.Node, x: View, y: View, _op: str = _name) -> View:
-        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, compute="b1")
+        return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y, common="b1")
 
     lowers(_target)(_logical)
 
 
 @lowers(aten.logical_not.default)
 def logical_not(b: Builder, node: fx.Node, x: View) -> View:
-    return elementwise(b, node, lambda body, v: ~v, x, compute="b1")
+    return elementwise(b, node, lambda body, v: ~v, x, common="b1")
 
 
 @lowers(aten.bitwise_not.default)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import compute_type
 from litz.loop.expr import Value, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Val, operand
@@ -23,7 +24,7 @@ def searchsorted(
 ) -> Any:  # fmt: skip
     if not rows.sizes or not rows.sizes[-1].is_int:
         return NotImplemented
-    dtype, length = promoted(node, 0, 1), rows.sizes[-1].int
+    dtype, length = compute_type(promoted(node, 0, 1)), rows.sizes[-1].int
     behind = right or side == "right"
 
     def formula(body: Body, point: Point) -> Val:

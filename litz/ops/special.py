@@ -53,7 +53,7 @@ def erfinv(b: Builder, node: fx.Node, x: View) -> View:
         # Where the size is above one, or y is no number, the logarithm was none either.
         return body.where(size.eq(1), edge, body.where(size < 1, found, math.nan))
 
-    return elementwise(b, node, formula, x, compute="f64")
+    return elementwise(b, node, formula, x, common="f64")
 
 
 # -- derivatives of log(gamma) ----------------------------------------------------------------
@@ -92,11 +92,11 @@ def _trigamma(body: Body, x: Val) -> Val:
 
 @lowers(aten.digamma.default)
 def digamma(b: Builder, node: fx.Node, x: View) -> View:
-    return elementwise(b, node, _digamma, x, compute="f64")
+    return elementwise(b, node, _digamma, x, common="f64")
 
 
 @lowers(aten.polygamma.default)
 def polygamma(b: Builder, node: fx.Node, order: int, x: View) -> Any:
     if order > 1:
         return b.library(node, (order, x), {})
-    return elementwise(b, node, _trigamma if order else _digamma, x, compute="f64")
+    return elementwise(b, node, _trigamma if order else _digamma, x, common="f64")

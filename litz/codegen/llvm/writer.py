@@ -47,25 +47,24 @@ def literal(value: float | int | bool, dtype: str) -> str:
     if kind in ("int", "uint"):
         return str(int(value))
     if dtype == "f16":
-        import numpy as np
-
-        return f"0xH{int(np.float16(value).view(np.uint16)):04X}"
+        return f"0xH{struct.unpack('<H', struct.pack('<e', _rounded(float(value), '<e')))[0]:04X}"
     if dtype == "bf16":
         return str(_bfloat16_bits(float(value)))
     if dtype == "f32":
-        value = _round_to_float32(float(value))
+        value = _rounded(float(value), "<f")
     return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
 
 
-def _round_to_float32(value: float) -> float:
+def _rounded(value: float, form: str) -> float:
+    """The nearest number of the type that `struct` calls `form`."""
     try:
-        return struct.unpack("<f", struct.pack("<f", value))[0]
+        return struct.unpack(form, struct.pack(form, value))[0]
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
 
 
 def _bfloat16_bits(value: float) -> int:
-    bits = struct.unpack("<I", struct.pack("<f", _round_to_float32(value)))[0]
+    bits = struct.unpack("<I", struct.pack("<f", _rounded(value, "<f")))[0]
     if value != value:
         return 0x7FC0
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
