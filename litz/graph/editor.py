@@ -110,13 +110,15 @@ class Editor:
         if not fresh and not may_stand_for(new, old):
             raise Refused("the result would share memory that the user can see")
         before, after = old.meta.get("val"), new.meta.get("val")
+        users = list(old.users)  # those that `new` had already see no change
+        self._keep_layout(old, new, before)
         old.replace_all_uses_with(new)
         if new.op in ("call_function", "get_attr"):
             for key, value in old.meta.items():
                 if key not in _OWN:
                     new.meta.setdefault(key, value)
         if isinstance(before, torch.Tensor) and not _same_place(before, after):
-            self._relayout(new, before)
+            self._relayout(users)
         self.erase(old)
 
     def check(self, old: fx.Node, new: Any) -> None:
@@ -126,18 +128,17 @@ class Editor:
         if expected != found:
             raise Refused(f"the replacement of {old.name} is {found} where {expected} is needed")
 
-    def _relayout(self, changed: fx.Node, before: torch.Tensor) -> None:
-        """Recompute all that follows from a new layout, until nothing differs.
+    def _relayout(self, users: Iterable[fx.Node]) -> None:
+        """Recompute the users of what has a new layout, and all that follows, until nothing differs.
 
         By use, not by place: the users of a match of several outputs may still stand before its replacement.
         """
-        self._keep_layout(changed, before)
-        affected = deque(changed.users)
+        affected = deque(users)
         while affected:
             node = affected.popleft()
             old = node.meta.get("val")
             if node.op == "call_function" and not self._recompute(node):
-                self._keep_layout(node, old)
+                self._keep_layout(node, node, old)
                 affected.extend(node.users)
 
     def _recompute(self, node: fx.Node) -> bool:
@@ -155,16 +156,16 @@ class Editor:
             node.meta["val"] = self.value(node.target, node.args, node.kwargs)
         return _same_place(old, node.meta["val"])
 
-    def _keep_layout(self, node: fx.Node, before: Any) -> None:
-        """Users that see raw strides, and the user of the program, get a copy with the old layout."""
-        if same_layout(before, node.meta["val"]):
+    def _keep_layout(self, seen: fx.Node, node: fx.Node, before: Any) -> None:
+        """Users of `seen` that see raw strides, and the user of the program, get `node` in a copy with the layout
+        `seen` had before."""
+        if not isinstance(before, torch.Tensor) or same_layout(before, node.meta.get("val")):
             return
-        strict = [u for u in node.users if u.op == "output" or u.target in _RAW]
-        if not strict or not isinstance(before, torch.Tensor):
-            return
-        copy = self.laid_out(node, before, min(strict))
-        for user in strict:
-            user.replace_input_with(node, copy)
+        strict = [u for u in seen.users if u.op == "output" or u.target in _RAW]
+        if strict:
+            copy = self.laid_out(node, before, min(strict))
+            for user in strict:
+                user.replace_input_with(seen, copy)
 
     def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
         """A copy of the node with the strides of `like`, gaps included."""

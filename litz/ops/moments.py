@@ -30,8 +30,11 @@ def _variance(
     b: Builder, node: fx.Node, x: View, dim: Sequence[int] | None, correction: float | None, fakes: Sequence[Any],
     finish: Finish,
 ) -> Any:  # fmt: skip
-    """Two passes, exact where a single one cancels: the variance and, where its fake is not None, the mean."""
+    """Two passes, exact where a single one cancels: the variance and, where its fake is not None, the mean.
+
+    Added up in float64, as eager does."""
     dtype, dims, count = compute_type(x.dtype), all_dims(x, dim), count_over(x, dim)
+    dtype = "f64" if dtype == "f32" else dtype
     if not is_float(dtype) or not count.is_int or count is ZERO:
         return NotImplemented
     out, mean_out = (None if fake is None else b.allocate(fake) for fake in fakes)

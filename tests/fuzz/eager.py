@@ -102,6 +102,10 @@ class Eager:
                 raise Refused("it decides about a rounding")
             if line.lowest is not None and not (_finite(value) and _within(value, line.lowest, CASTABLE)):
                 raise Refused("out of an integer's range")
+        if "signbit(" in line.code and any(self.tensor(name).isnan().any() for name in line.uses):
+            raise Refused("the sign of a NaN is anyone's")
+        if "prod(" in line.code and _overflows(self.tensor(line.uses[0])):
+            raise Refused("some products on the way are infinite, and which ones is the order's")
         if line.rows is not None and not _varies(self.tensor(line.uses[0]), line.rows):
             raise Refused("the spread of equal numbers is nothing but their rounding")
         if line.writes is None:
@@ -144,6 +148,10 @@ def _finite(value: torch.Tensor) -> bool:
 
 def _within(value: torch.Tensor, low: float, high: float) -> bool:
     return not value.numel() or (float(value.min()) >= low and float(value.max()) <= high)
+
+
+def _overflows(factors: torch.Tensor) -> bool:
+    return factors.is_floating_point() and bool(factors.double().abs().clamp(min=1).prod() > 1e30)
 
 
 def _varies(tensor: torch.Tensor, dims: tuple[int, ...]) -> bool:
