@@ -106,6 +106,10 @@ class Eager:
             raise Refused("the sign of a NaN is anyone's")
         if "prod(" in line.code and _overflows(self.tensor(line.uses[0])):
             raise Refused("some products on the way are infinite, and which ones is the order's")
+        if "addcdiv(" in line.code and self.is_rough(line.uses[2]):
+            raise Refused("a divisor that rounds to nothing or to almost nothing")
+        if line.rows is not None and "norm(" not in line.code and self.tensor(line.uses[0]).dtype is torch.float64:
+            raise Refused("eager's variance of float64 rounds at every step, and no referee is more exact")
         if line.rows is not None and not _varies(self.tensor(line.uses[0]), line.rows):
             raise Refused("the spread of equal numbers is nothing but their rounding")
         if line.writes is None:
