@@ -140,11 +140,7 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     seen = (*rows, start * channels + along)
     image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
     total = over(space, body, "sum", image * body.load(taps, (*k, along, o)))
-    if bias is not None:
-        total = total + body.load(bias, (o,))
-    body.store(out, (n, o, *place), total)
-    b.emit(space, body)
-    return out
+    return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
 def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
@@ -159,11 +155,7 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
         k = [space.reduce_over(s) for s in weight.sizes[2:]]
     seen = window.load(body, x, n, c, place, k)
     total = over(space, body, "sum", seen * body.load(weight, (o, c, *k)))
-    if bias is not None:
-        total = total + body.load(bias, (o,))
-    body.store(out, (n, o, *place), total)
-    b.emit(space, body)
-    return out
+    return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
 def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
@@ -180,8 +172,13 @@ def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | No
     n, c, *place = point
     k = [space.reduce_over(s) for s in weight.sizes[2:]]
     total = over(space, body, "sum", window.load(body, x, n, c, place, k) * body.load(taps, (*k, c)))
+    return _emit(b, space, body, out, point, total, bias)
+
+
+def _emit(b: Builder, space: Space, body: Body, out: View, point: Point, total: Val, bias: View | None) -> View:
+    """The kernel that stores the window's sum, and the channel's bias with it."""
     if bias is not None:
-        total = total + body.load(bias, (c,))
+        total = total + body.load(bias, (point[1],))
     body.store(out, point, total)
     b.emit(space, body)
     return out
