@@ -85,7 +85,9 @@ def compile_graph(
     rendering = run("render", ctx, render, program, layout, ctx)
     executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
     ctx.built.append(
-        Built(rendering.launches, rendering.kernels, Counter(c.target for c in program.calls), layout.size)
+        Built(
+            rendering.launches, rendering.kernels, Counter(c.target for c in program.calls), executable.placement.size
+        )
     )
     set_last_report(ctx.report())
     return executable

@@ -285,6 +285,10 @@ class Expr:
             total = total + product  # type: ignore[operator]
         return total
 
+    def at(self, sizes: Mapping[str, Integer]) -> Integer:
+        """The value of an expression in sizes alone, at these sizes."""
+        return self.int if self.is_int else cast(Integer, self.evaluate(lambda size: sizes[cast(Size, size).name]))
+
     @property
     def hint(self) -> Integer:
         """A likely value: sizes at their hints, an axis at its size."""

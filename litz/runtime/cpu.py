@@ -24,7 +24,7 @@ from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import Call, Program, View
 from litz.runtime.arena import ARENA, Block
 from litz.runtime.jit import HOST_FUNCTION, Code
-from litz.schedule.memory import Apart, Layout, plan_memory, value_of, writes_in_place
+from litz.schedule.memory import Apart, Layout, place, size_of, writes_in_place
 from litz.target import Target
 
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
@@ -37,12 +37,13 @@ class Frame:
         program = executable.program
         self.key = key
         self.sizes = {source.name: size for source, size in zip(program.sizes, key, strict=True)}
-        layout = executable.layout if not key else plan_memory(program, self.sizes)
+        placement = place(program, executable.layout, self.sizes) if key else executable.placement
+        self.apart = {block: size_of(program, block.members, self.sizes) for block in executable.layout.apart}  # bytes
         self.fresh = self._fresh_outputs(program, executable.layout.owned)
         self.due = executable.due(self.fresh)
-        self.arena_bytes = layout.size
-        self.bytes = layout.size + executable.rendering.workspace
-        self.offsets = [(executable.slots[name], offset) for name, offset in layout.offsets.items()]
+        self.arena_bytes = placement.size
+        self.bytes = placement.size + executable.rendering.workspace
+        self.offsets = [(executable.slots[name], offset) for name, offset in placement.offsets.items()]
         self.address = 0  # of the block the table of pointers was last made for
         self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
         self.table = (ctypes.c_int64 * max(1, len(key)))(*key)
@@ -67,7 +68,7 @@ class Frame:
         self.native = (tables[0], workspace, tables[1], tables[2])
 
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
-        return tuple(value_of(v, self.sizes) for v in values)
+        return tuple(v.at(self.sizes) for v in values)
 
     def _fresh_outputs(self, program: Program, owned: frozenset[str]) -> list[Fresh]:
         """The output buffers to allocate on each call."""
@@ -76,7 +77,7 @@ class Frame:
             if buffer.kind != "output" or name in owned:
                 continue
             seen = [v for v in program.outputs if isinstance(v, View) and v.buffer == name]
-            size = value_of(buffer.size, self.sizes)
+            size = buffer.size.at(self.sizes)
             if len(seen) == 1 and seen[0].offset is ZERO and self._covers(seen[0], size):
                 fresh[name] = Fresh(name, self.ints(seen[0].sizes), self.ints(seen[0].strides), to_torch(seen[0].dtype))
             else:
@@ -105,6 +106,7 @@ class Executable:
         self, rendering: Rendering, program: Program, layout: Layout, constants: Sequence[torch.Tensor], target: Target
     ):
         self.rendering, self.program, self.layout = rendering, program, layout
+        self.placement = place(program, layout)  # for likely sizes, where they vary
         self.slots = rendering.slots
         self.constants = tuple(constants)
         self.arguments = len(program.inputs) - len(self.constants)
@@ -243,7 +245,7 @@ class Executable:
                 tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
             for block in taken:
-                memory[block] = tensor = self._memory_for(block, tensors, overwrite)
+                memory[block] = tensor = self._memory_for(block, frame, overwrite)
                 for name in block.members:
                     slots[self.slots[name]] = tensor.data_ptr()
             if isinstance(item, tuple):
@@ -262,12 +264,12 @@ class Executable:
         return [self._output(frame, output) for output in self.program.outputs]
 
     @staticmethod
-    def _memory_for(block: Apart, tensors: dict[str, torch.Tensor], overwrite: bool) -> torch.Tensor:
+    def _memory_for(block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
         if block.into is not None:
-            return tensors[block.into]
+            return frame.tensors[block.into]
         if overwrite and block.over is not None:
-            return tensors[block.over]
-        return torch.empty(block.bytes, dtype=torch.uint8)
+            return frame.tensors[block.over]
+        return torch.empty(frame.apart[block], dtype=torch.uint8)
 
     def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
         given = len(args)
@@ -291,19 +293,19 @@ class Executable:
         if isinstance(output, View):
             return self.tensor(frame, output)
         if isinstance(output, Expr):
-            return value_of(output, frame.sizes)
+            return output.at(frame.sizes)
         return output
 
     def tensor(self, frame: Frame, view: View) -> torch.Tensor:
         """The window as a torch tensor."""
         sizes, strides = frame.ints(view.sizes), frame.ints(view.strides)
-        offset = value_of(view.offset, frame.sizes)
+        offset = view.offset.at(frame.sizes)
         base = frame.tensors.get(view.buffer)
         if base is None:
             found = frame.views.get(view)
             if found is None:
                 # A storage of its own: some operators count offsets from the start of the storage.
-                size = value_of(self.program.buffers[view.buffer].size, frame.sizes) * DTYPES[view.dtype].bytes
+                size = self.program.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
                 address = frame.slots[self.slots[view.buffer]]
                 storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
                 found = torch.empty(0, dtype=to_torch(view.dtype))
@@ -372,7 +374,7 @@ class _Operator:
         if isinstance(arg, tuple):
             return [self._argument(frame, a) for a in arg]
         if isinstance(arg, Expr):
-            return value_of(arg, frame.sizes)
+            return arg.at(frame.sizes)
         return arg
 
 

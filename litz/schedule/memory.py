@@ -1,6 +1,8 @@
 """Plan memory: every temporary buffer gets a place in one arena, and places are used again.
 
-In: a program whose steps are in order. Out: a `Layout`, byte offsets and the arena's size.
+In: a program whose steps are in order. Out: a `Layout`, which holds whatever the sizes are: how long each buffer
+lives, which ones follow each other in one piece of memory, which have memory of their own. `place` then gives byte
+offsets, for sizes that may be known only at a call.
 
 Buffers are placed largest first at the lowest offset that is free during their whole life, which for
 graphs of this kind comes within a few per cent of the peak of live bytes. A kernel may also write a
@@ -14,29 +16,48 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import Expr
 from litz.loop.ir import Call, Kernel, Program, Store, View
 from litz.loop.passes import pass_of_each
 
 ALIGNMENT = 64
 
 
-class Apart(NamedTuple):
-    """Memory of its own for buffers that follow each other in it, from the step before which it is needed to the
-    step after which it is not."""
+class Span(NamedTuple):
+    """Buffers that follow each other in one piece of memory, from the step before which it is needed to the step
+    after which it is not."""
 
     members: tuple[str, ...]
-    bytes: int
+    first: int
+    last: int
+
+
+class Apart(NamedTuple):
+    """Memory of its own for the buffers of a span."""
+
+    members: tuple[str, ...]
     first: int
     last: int
     over: str | None = None  # an input that dies at `first`, and whose memory this may be
     into: str | None = None  # the output that is its last member, and whose memory this is
 
 
+class Placement(NamedTuple):
+    """The arena for certain sizes: where each temporary buffer begins, in bytes, and how large it all is."""
+
+    offsets: dict[str, int]
+    size: int
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    born: dict[str, int]  # buffer -> step that writes it first
+    dies: dict[str, int]  # buffer -> step after which it is dead
+    owned: frozenset[str]  # buffers that a called operator allocates
+
+
 @dataclass(frozen=True)
 class Layout:
-    offsets: dict[str, int]  # temporary buffer -> byte offset in the arena
-    size: int
+    shared: tuple[Span, ...]  # temporaries in the arena
     owned: frozenset[str]  # buffers that a called operator allocates
     last_use: dict[str, int]  # buffer -> step after which it is dead
     first_use: dict[str, int]  # buffer -> step that writes it first
@@ -54,13 +75,14 @@ def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -
     An arena lives as long as its program runs, and would come on top of what is saved and of all gradients. So
     here only small temporaries share one; between stretches of the program the caller takes memory for large
     temporaries and outputs that are about to be written, and returns what nobody needs any more. A temporary may
-    also take the place of a `donated` input that dies where it is written.
+    also take the place of a `donated` input that dies where it is written. What is large is decided here, by likely
+    sizes where they vary.
     """
-    large = frozenset(name for name in donated if _bytes(program, name, None) >= _WORTH_A_PAUSE)
-    layout = plan_memory(program, most=_WORTH_A_PAUSE, donated=large)
+    large = frozenset(name for name in donated if bytes_of(program, name) >= _WORTH_A_PAUSE)
+    layout = plan_memory(program, _WORTH_A_PAUSE, large)
     pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
-        if buffer.dtype not in DTYPES or _bytes(program, name, None) < _WORTH_A_PAUSE:
+        if buffer.dtype not in DTYPES or bytes_of(program, name) < _WORTH_A_PAUSE:
             continue
         if buffer.kind == "output" and name in layout.first_use:
             pauses.add(layout.first_use[name])
@@ -69,14 +91,34 @@ def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -
     return replace(layout, pauses=frozenset(pauses))
 
 
-def plan_memory(
-    program: Program,
-    sizes: Mapping[str, int] | None = None,
-    most: int | None = None,
-    donated: frozenset[str] = frozenset(),
-) -> Layout:
-    """`sizes`: what sizes known only at run time are; without them, the likely ones. Temporaries of `most` bytes
-    or more stay out of the arena."""
+def plan_memory(program: Program, most: int | None = None, donated: frozenset[str] = frozenset()) -> Layout:
+    """Temporaries of `most` bytes or more stay out of the arena."""
+    life = lifetimes(program)
+    temps = [
+        name
+        for name in life.born
+        if program.buffers[name].kind == "temp" and name not in life.owned and program.buffers[name].dtype in DTYPES
+    ]
+    # With memory apart, an output may also be made in place: what is computed over lies in it from the start.
+    outputs = {
+        n for n in life.born if most is not None and _is_output(program, n, life) and bytes_of(program, n) >= most
+    }
+    taken_over = _in_place(program, life, set(temps) | outputs, set(temps) | donated)
+    shared: list[Span] = []
+    apart: list[Apart] = []
+    for members in _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over):
+        span = Span(tuple(members), min(life.born[m] for m in members), max(life.dies[m] for m in members))
+        if most is None or size_of(program, span.members) < most:
+            shared.append(span)
+            continue
+        into = members[-1] if members[-1] in outputs else None
+        over = taken_over.get(members[0])
+        apart.append(Apart(*span, over if into is None and over in donated else None, into))
+    first_use = life.born | {block.into: block.first for block in apart if block.into is not None}
+    return Layout(tuple(shared), life.owned, life.dies, first_use, tuple(apart))
+
+
+def lifetimes(program: Program) -> Lifetimes:
     born: dict[str, int] = {}
     dies: dict[str, int] = {}
     owned: set[str] = set()
@@ -90,31 +132,15 @@ def plan_memory(
     for output in program.outputs:
         if isinstance(output, View):
             dies[output.buffer] = len(program.steps)
-    temps = [
-        name
-        for name in born
-        if program.buffers[name].kind == "temp" and name not in owned and program.buffers[name].dtype in DTYPES
-    ]
-    # With memory apart, an output may also be made in place: what is computed over lies in it from the start.
-    outputs = {
-        n for n in born if most is not None and _is_output(program, n, owned) and _bytes(program, n, sizes) >= most
-    }
-    taken_over = _in_place(program, born, dies, set(temps) | outputs, set(temps) | donated)
+    return Lifetimes(born, dies, frozenset(owned))
+
+
+def place(program: Program, layout: Layout, sizes: Mapping[str, int] | None = None) -> Placement:
+    """The arena at these sizes; without them, at likely ones."""
     placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
     offsets: dict[str, int] = {}
-    groups = _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over)
-    heads = {members[0]: taken_over[members[0]] for members in groups if taken_over.get(members[0]) in donated}
-    spans = []
-    apart: list[Apart] = []
-    for members in groups:
-        size = max(_bytes(program, m, sizes) for m in members)
-        span = (size, min(born[m] for m in members), max(dies[m] for m in members), members)
-        if most is not None and size >= most:
-            into = members[-1] if members[-1] in outputs else None
-            apart.append(Apart(tuple(members), *span[:3], None if into else heads.get(members[0]), into))
-        else:
-            spans.append(span)
-    for size, start, end, members in sorted(spans, key=lambda s: (-s[0], s[1])):
+    spans = [(size_of(program, span.members, sizes), span) for span in layout.shared]
+    for size, (members, start, end) in sorted(spans, key=lambda s: (-s[0], s[1].first)):
         busy = sorted((o, o + n) for b, d, o, n in placed if b <= end and start <= d)
         offset = 0
         for low, high in busy:
@@ -124,18 +150,11 @@ def plan_memory(
         placed.append((start, end, offset, size))
         for member in members:
             offsets[member] = offset
-    total = max((o + n for _, _, o, n in placed), default=0)
-    first_use = born | {block.into: block.first for block in apart if block.into is not None}
-    return Layout(offsets, total, frozenset(owned), dies, first_use, tuple(apart))
+    return Placement(offsets, max((o + n for _, _, o, n in placed), default=0))
 
 
-def _is_output(program: Program, name: str, owned: set[str]) -> bool:
-    return program.buffers[name].kind == "output" and name not in owned and program.buffers[name].dtype in DTYPES
-
-
-def value_of(e: Expr, sizes: Mapping[str, int]) -> int:
-    """The expression, which is in sizes alone, at these sizes."""
-    return e.int if e.is_int else int(e.evaluate(lambda atom: sizes[atom.name]))  # type: ignore[attr-defined, call-overload]
+def _is_output(program: Program, name: str, life: Lifetimes) -> bool:
+    return program.buffers[name].kind == "output" and name not in life.owned and program.buffers[name].dtype in DTYPES
 
 
 def writes_in_place(call: Call) -> bool:
@@ -146,16 +165,20 @@ def writes_in_place(call: Call) -> bool:
 OUT_VARIANTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
-def _bytes(program: Program, name: str, sizes: Mapping[str, int] | None) -> int:
+def size_of(program: Program, members: tuple[str, ...], sizes: Mapping[str, int] | None = None) -> int:
+    """Bytes that hold any of the buffers."""
+    return max(bytes_of(program, m, sizes) for m in members)
+
+
+def bytes_of(program: Program, name: str, sizes: Mapping[str, int] | None = None) -> int:
+    """Bytes of a buffer, up to the next boundary; at likely sizes unless they are given."""
     buffer = program.buffers[name]
-    count = buffer.size.hint if sizes is None else value_of(buffer.size, sizes)
+    count = buffer.size.hint if sizes is None else buffer.size.at(sizes)
     size = count * DTYPES[buffer.dtype].bytes
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _in_place(
-    program: Program, born: dict[str, int], dies: dict[str, int], results: set[str], free: set[str]
-) -> dict[str, str]:
+def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[str]) -> dict[str, str]:
     """Result, one of `results`, where it is born -> the dying argument, one of `free`, whose memory it takes over."""
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
@@ -163,13 +186,13 @@ def _in_place(
             continue
         claimed: set[str] = set()
         for result in step.writes:
-            if result not in results or born[result] != at:
+            if result not in results or life.born[result] != at:
                 continue
             for argument in step.reads:
                 if (
                     argument in free
                     and argument not in claimed
-                    and dies[argument] == at
+                    and life.dies[argument] == at
                     and _same_places(program, step, argument, result)
                 ):
                     found[result] = argument
