@@ -42,6 +42,8 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest tests -n 2 -q
 
+# Every sample of torch's operator database, for hours. SWEEP holds the sweep's options, such as
+# SWEEP="--symbolic --dtype float32": one program over symbolic sizes for each sample, at three sizes.
 test-ops: setup
 	$(BIN)/python -m tests.opinfo.sweep $(SWEEP)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -40,6 +40,7 @@ class Result:
     operators: int = 0  # ATen operators that kernels were generated from
     calls: tuple[str, ...] = ()
     compile_ms: float = 0.0
+    compiles: int = 1  # programs compiled for all sizes of the case
 
     @property
     def treatment(self) -> str:
@@ -79,7 +80,7 @@ def _eager(case: Case) -> tuple[list[Any], list[torch.Tensor], bool]:
 
 def _check(case: Case) -> Result:
     try:
-        eager, eager_inputs, random = _eager(case)
+        eager, _, _ = _eager(case)
     except Exception as error:
         return Result("refused", f"{type(error).__name__}: {error}")
     if not case.is_plain() or not all(_plain(r) for r in eager):
@@ -88,16 +89,24 @@ def _check(case: Case) -> Result:
     if isinstance(compiled, Result):
         return compiled
     executable, result = compiled
+    message, result.conditioned = judged(case, executable)
+    if message is not None:
+        result.status, result.message = "wrong", message
+    return result
+
+
+def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool]:
+    """What is wrong with the executable's results for the case, or None; and whether that rests on the conditioning
+    of the inputs. It is called with the case's tensors, and gives what `case.function` does."""
+    eager, eager_inputs, random = _eager(case)
     inputs = case.tensors
     torch.manual_seed(SEED)
     try:
         found = list(executable(*inputs))
     except Exception as error:
-        result.status, result.message = "wrong", f"the call raised {type(error).__name__}: {error}"
-        return result
+        return f"the call raised {type(error).__name__}: {error}", False
     if random and not torch.equal(torch.get_rng_state(), _state_after_eager(case)):
-        result.status, result.message = "wrong", "another number of random draws than eager's"
-        return result
+        return "another number of random draws than eager's", False
     if case.operator in UNINITIALISED:
         found = [torch.zeros_like(f) for f in found]
         eager = [torch.zeros_like(e) for e in eager]
@@ -111,10 +120,7 @@ def _check(case: Case) -> Result:
     else:
         spread = lambda: _spread(case, referee)  # noqa: E731
     biggest = max((_size(x) for x in (*eager, *case.tensors)), default=0.0)
-    message, result.conditioned = judge.compare(found, eager, referee, spread, biggest)
-    if message is not None:
-        result.status, result.message = "wrong", message
-    return result
+    return judge.compare(found, eager, referee, spread, biggest)
 
 
 def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Result] | Result:

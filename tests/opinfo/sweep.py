@@ -1,7 +1,9 @@
 """The operator sweep: every entry of torch's operator database, every sample, compiled by Litz against eager.
 
     python -m tests.opinfo.sweep [--ops add,nn.functional] [--dtype float32,bool] [--shard 0/4] [--first 3]
-                                 [--through-dynamo] [--json out.json] [--resume]
+                                 [--symbolic] [--json out.json] [--resume]
+
+With `--symbolic` each sample goes through `torch.compile(…, dynamic=True)`, and one program takes it at three sizes.
 
 Workers run the cases and print a line for each; a worker that dies or hangs costs one case, which counts as crashed,
 and a new one goes on behind it.
@@ -13,6 +15,7 @@ import argparse
 import collections
 import json
 import os
+import re
 import select
 import signal
 import statistics
@@ -53,12 +56,13 @@ def _matches(name: str, wanted: str) -> bool:
 
 
 # -- the worker -------------------------------------------------------------------------------
-def work(todo: list[Job], after: str | None, first: int | None) -> None:
+def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool) -> None:
     """Run the cases of the jobs, in order; `after` is the label of the last case done of the first job."""
     import torch
 
     from tests.opinfo.check import check
     from tests.opinfo.samples import cases, differentiable, refused
+    from tests.opinfo.symbolic import check_symbolic
 
     torch.set_num_threads(2)
     entries = {name_of(e): e for e in database()}
@@ -77,7 +81,7 @@ def work(todo: list[Job], after: str | None, first: int | None) -> None:
                     after = None if case.label == after else after
                     continue
                 _say({"case": case.label})
-                _say(check(case).row())
+                _say((check_symbolic if symbolic and dtype != "errors" else check)(case).row())
         except Exception as error:
             _say({"case": "samples"})
             _say({"status": "refused", "message": f"the samples themselves: {type(error).__name__}: {error}"})
@@ -91,8 +95,8 @@ def _say(message: dict[str, Any]) -> None:
 
 # -- the parent -------------------------------------------------------------------------------
 class Sweep:
-    def __init__(self, todo: list[Job], first: int | None):
-        self.todo, self.first = todo, first
+    def __init__(self, todo: list[Job], first: int | None, symbolic: bool = False):
+        self.todo, self.first, self.symbolic = todo, first, symbolic
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> Iterator[Job]:
@@ -140,7 +144,7 @@ class Sweep:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert worker.stdin is not None
-        worker.stdin.write(json.dumps([self.todo, after, self.first]).encode() + b"\n")
+        worker.stdin.write(json.dumps([self.todo, after, self.first, self.symbolic]).encode() + b"\n")
         worker.stdin.flush()
         return worker
 
@@ -177,6 +181,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
     for treatment, operators in sorted(by_treatment.items(), key=lambda item: -len(item[1])):
         listed = textwrap.fill(", ".join(operators), 120, initial_indent="    ", subsequent_indent="    ")
         lines.append(f"{len(operators)} operators {treatment}:\n{listed}")
+    reasons = collections.Counter(_reason(row["message"]) for row in rows if row["status"] == "eager")
+    lines += [f"{count} left to eager: {reason}" for reason, count in reasons.most_common(40)]
+    again = {row["operator"] for row in rows if row["status"] == "right" and "compiles for" in row["message"]}
+    if again:
+        listed = textwrap.fill(", ".join(sorted(again)), 120, initial_indent="    ", subsequent_indent="    ")
+        lines.append(f"{len(again)} operators compiled anew for each size:\n{listed}")
     times = [row["compile_ms"] for row in rows if row.get("compile_ms")]
     if times:
         lines.append(f"median compile: {statistics.median(times):.1f} ms")
@@ -188,6 +198,10 @@ def _counts(rows: list[dict[str, Any]]) -> str:
     conditioned = sum(bool(row.get("conditioned")) for row in rows)
     parts = [f"{tally[s]} {s}" for s in ("right", "wrong", "crashed", "eager", "known", "refused")]
     return ", ".join(parts) + f" ({conditioned} right within the rounding of the inputs)"
+
+
+def _reason(message: str) -> str:
+    return re.sub(r"\d+", "N", message.splitlines()[0])[:160]
 
 
 def treatment_of_each(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -207,17 +221,18 @@ def main() -> int:
     parser.add_argument("--dtype", default=",".join(KINDS))
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--first", type=int, help="only so many samples of each operator")
+    parser.add_argument("--symbolic", action="store_true", help="one program over symbolic sizes for each sample")
     parser.add_argument("--json", type=Path, default=Path("build/opinfo.json"))
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        todo, after, first = json.loads(sys.stdin.readline())
-        work([tuple(job) for job in todo], after, first)
+        todo, after, first, symbolic = json.loads(sys.stdin.readline())
+        work([tuple(job) for job in todo], after, first, symbolic)
         return 0
     part, parts = (int(n) for n in options.shard.split("/"))
     todo = jobs([o for o in options.ops.split(",") if o], options.dtype.split(","), (part, parts))
-    sweep = Sweep(todo, options.first)
+    sweep = Sweep(todo, options.first, options.symbolic)
     if options.resume and options.json.exists():
         saved = json.loads(options.json.read_text())
         done = {tuple(job) for job in saved["done"]}
