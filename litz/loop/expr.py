@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, Union, cast
+from weakref import WeakValueDictionary
 
 
 class NotConstant(ValueError):
@@ -56,14 +57,17 @@ class Axis(Atom):
 
 
 class Size(Atom):
-    """A size known only when the program is called; at least 1 (a zero or negative one is never compiled)."""
+    """A size known only when the program is called; at least 1 (a zero or negative one is never compiled).
+
+    `hint` is a likely value, for choices that any value leaves right. It is part of what the size is: the code made for
+    one value must not depend on the value that another program, compiled before, gave to a size of the same name.
+    """
 
     __slots__ = ("hint", "name")
 
     def __init__(self, name: str, hint: int = 64):
-        self.name = name
-        self.hint = hint  # a likely value, for choices that any value leaves right; no part of the identity
-        self.key = ("size", name)
+        self.name, self.hint = name, hint
+        self.key = ("size", name, hint)
         self._hash = hash(self.key)
 
     def __repr__(self) -> str:
@@ -113,6 +117,7 @@ class Mod(Atom):
 
 
 Monomial = tuple[Atom, ...]
+Terms = tuple[tuple[Monomial, int], ...]
 Integer = int  # `Expr` has a property of that name
 Bounds = tuple[Union[int, None], Union[int, None]]
 ExprLike = Union["Expr", Atom, int]
@@ -127,13 +132,13 @@ def _order(atom: Atom) -> tuple:
 class Expr:
     """A polynomial: `terms` maps each product of atoms (sorted) to its non-zero coefficient."""
 
-    __slots__ = ("terms", "_hash", "_bounds")
-    _interned: ClassVar[dict[tuple, Expr]] = {}
-    terms: tuple[tuple[Monomial, int], ...]
+    __slots__ = ("terms", "_hash", "_bounds", "__weakref__")
+    _interned: ClassVar[WeakValueDictionary[Terms, Expr]] = WeakValueDictionary()  # they live while someone holds them
+    terms: Terms
     _hash: int
     _bounds: Bounds | None
 
-    def __new__(cls, terms: tuple[tuple[Monomial, int], ...]) -> Expr:
+    def __new__(cls, terms: Terms) -> Expr:
         found = cls._interned.get(terms)
         if found is None:
             found = object.__new__(cls)

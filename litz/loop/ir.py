@@ -277,7 +277,7 @@ class Program:
     inputs: tuple[str | None, ...]  # one an argument: its buffer, or None for what is not a tensor
     outputs: tuple[Arg, ...]  # views, and plain values returned as they are
     steps: tuple[Step, ...]
-    sizes: tuple[SizeSource, ...] = field(default=(), compare=False)
+    sizes: tuple[SizeSource, ...] = ()
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

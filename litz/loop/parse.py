@@ -30,6 +30,7 @@ from litz.loop.ir import (
     Program,
     Reduce,
     Scan,
+    SizeSource,
     Step,
     Store,
     View,
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 def parse_program(text: str) -> Program:
     lines = _Lines(text)
-    sizes = _parse_sizes(lines)
+    sizes, sources = _parse_sizes(lines)
     line = lines.take("a program: `program(...) -> (...)`")
     line.word("program")
     buffers: dict[str, Buffer] = {}
@@ -55,13 +56,13 @@ def parse_program(text: str) -> Program:
     steps: list[Step] = []
     while lines.left:
         steps.append(_parse_kernel(lines, sizes) if lines.starts("kernel") else _parse_call(lines, sizes))
-    return Program(buffers, inputs, outputs, tuple(steps))
+    return Program(buffers, inputs, outputs, tuple(steps), sources)
 
 
 def parse_kernel(text: str) -> tuple[Kernel, dict[str, Buffer]]:
     """What `print_kernel` wrote: the kernel and the buffers it touches."""
     lines = _Lines(text)
-    sizes = _parse_sizes(lines)
+    sizes, _ = _parse_sizes(lines)
     buffers = _parse_buffers(lines, sizes)
     kernel = _parse_kernel(lines, sizes)
     if lines.left:
@@ -77,7 +78,7 @@ _TOKEN = re.compile(
     | (?P<int>\d+)
     | (?P<name>[A-Za-z_][\w.]*)
     | (?P<string>"(?:[^"\\]|\\.)*")
-    | (?P<sign>->|::|//|<=|[-+*%(){}\[\],:=<])
+    | (?P<sign>->|::|//|<=|[-+*%~(){}\[\],:=<])
     | (?P<end>$))""",
     re.VERBOSE,
 )
@@ -193,14 +194,25 @@ def _tokens(number: int, line: str) -> Iterator[_Token]:
         at = match.end()
 
 
-def _parse_sizes(lines: _Lines) -> dict[str, Atom]:
+def _parse_sizes(lines: _Lines) -> tuple[dict[str, Atom], tuple[SizeSource, ...]]:
+    sizes: dict[str, Atom] = {}
+    sources: list[SizeSource] = []
     if not lines.starts("sizes"):
-        return {}
+        return sizes, ()
     line = lines.take("")
     line.word("sizes")
-    names = line.separated(lambda: line.name("the name of a size"))
+
+    def size() -> None:
+        name = line.name("the name of a size")
+        sizes[name] = Size(name, _parse_whole(line)) if line.accept("~") else Size(name)
+        if line.accept("from"):
+            line.word("input")
+            position = _parse_whole(line)
+            sources.append(SizeSource(name, position, _parse_whole(line) if line.accept("dim") else None))
+
+    line.separated(size)
     line.end()
-    return {name: Size(name) for name in names}
+    return sizes, tuple(sources)
 
 
 def _parse_input(line: _Line, sizes: Scope, buffers: dict[str, Buffer]) -> str | None:
@@ -405,6 +417,10 @@ def _parse_number(line: _Line) -> float | int | bool:
         line.fail("a number, True, False, inf or nan")
     line.next()
     return -number if negative else number
+
+
+def _parse_whole(line: _Line) -> int:
+    return int(line.next()) if line.kind() == "int" else line.fail("a whole number")
 
 
 def _parse_expr(line: _Line, scope: Scope) -> Expr:

@@ -2,7 +2,7 @@
 
 In: a `Program` or a `Kernel`. Out: the loop nest a person would write.
 
-    sizes s0
+    sizes s0 ~ 512 from input 0 dim 0
     program(x: f32[768*s0]) -> (y: f32[s0, 768])
     buffer y: f32[768*s0] output
     kernel centre  # origins: sub
@@ -14,8 +14,10 @@ In: a `Program` or a `Kernel`. Out: the loop nest a person would write.
     call c0 = aten::relu_(y: f32[s0, 768]) -> () mutates y why "in place"
 
 The one idea: an index is written as Python would read it and is parsed by doing the arithmetic, so it
-comes back as the same interned `Expr`. What a line leaves out follows from the lines above it: a value
-used in an index is limited by the `check` that made it; a window without `stride` is contiguous.
+comes back as the same interned `Expr`. A size is declared with a likely value, by which choices are made,
+and with where it comes from: an input that is a number, or a dimension of a tensor. What a line leaves out
+follows from the lines above it: a value used in an index is limited by the `check` that made it; a window
+without `stride` is contiguous.
 `origins` are comments, and are not read back.
 """
 
@@ -38,6 +40,7 @@ from litz.loop.ir import (
     Program,
     Reduce,
     Scan,
+    SizeSource,
     Store,
     View,
     contiguous,
@@ -58,7 +61,7 @@ def print_program(program: Program) -> str:
             arguments.append(_print_buffer(buffer))
         else:
             arguments.append(name or "None")
-    lines = _print_sizes(_program_exprs(program))
+    lines = _print_sizes(program_exprs(program), program.sizes)
     head = _wrap("program(", arguments, ")")
     lines.append(_wrap(f"{head} -> (", [print_arg(a) for a in program.outputs], ")"))
     lines += [f"buffer {_print_buffer(b)} {b.kind}" for b in program.buffers.values() if b.name not in declared]
@@ -152,12 +155,17 @@ def _print_origins(origins: tuple[str, ...]) -> str:
     return f"  # origins: {', '.join(origins)}".replace("\n", " ") if origins else ""
 
 
-def _print_sizes(exprs: Iterable[Expr]) -> list[str]:
-    names = sorted({a.name for e in exprs for a in e.atoms() if isinstance(a, Size)})
-    return [f"sizes {', '.join(names)}"] if names else []
+def _print_sizes(exprs: Iterable[Expr], sources: Iterable[SizeSource] = ()) -> list[str]:
+    """Those with a source in the order in which the program takes them, then the others by name."""
+    hints = {a.name: f" ~ {a.hint}" for e in exprs for a in e.atoms() if isinstance(a, Size)}
+    places = {s.name: f" from input {s.input}" + ("" if s.dim is None else f" dim {s.dim}") for s in sources}
+    names = dict.fromkeys((*places, *sorted(hints)))
+    declared = [name + hints.get(name, "") + places.get(name, "") for name in names]
+    return [f"sizes {', '.join(declared)}"] if declared else []
 
 
-def _program_exprs(program: Program) -> Iterator[Expr]:
+def program_exprs(program: Program) -> Iterator[Expr]:
+    """Every index expression of the program."""
     yield from (b.size for b in program.buffers.values())
     yield from _arg_exprs(program.outputs)
     for step in program.steps:

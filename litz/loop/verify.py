@@ -39,7 +39,7 @@ from litz.loop.ir import (
 )  # fmt: skip
 from litz.loop.reach import disjoint, leaves, outside
 from litz.loop.scalar import BOOL, GIVEN, SCALARS
-from litz.loop.text import BUFFER_KINDS, print_arg, print_call, print_op
+from litz.loop.text import BUFFER_KINDS, print_arg, print_call, print_op, program_exprs
 
 # What half precision may do without being widened: everything that moves a number and leaves it as it is.
 MOVES = ("cast", "where")
@@ -62,6 +62,7 @@ def verify(program: Program) -> None:
     for name in program.inputs:
         if name is not None and (name not in program.buffers or program.buffers[name].kind != "input"):
             _fail(f"input {name} of the program is not a buffer of kind input", "one, or None", f"program({name})")
+    _verify_sizes(program)
     arguments = set(program.inputs)
     for buffer in program.buffers.values():
         if buffer.kind == "input" and buffer.name not in arguments:
@@ -102,6 +103,20 @@ def _verify_buffer(key: str, buffer: Buffer) -> None:
         _fail(f"{buffer.kind} is not a kind of buffer", f"one of {', '.join(BUFFER_KINDS)}", where)
     if any(not isinstance(leaf, Size) for leaf in leaves(buffer.size)):
         _fail(f"the size of {buffer.name} varies", "numbers and declared sizes", where)
+
+
+def _verify_sizes(program: Program) -> None:
+    """A name means one size, and a size that comes from an input comes from one there is."""
+    hints: dict[str, int] = {}
+    for atom in {leaf for e in program_exprs(program) for leaf in leaves(e)}:
+        if isinstance(atom, Size) and hints.setdefault(atom.name, atom.hint) != atom.hint:
+            _fail(f"size {atom.name} is likely {atom.hint} and {hints[atom.name]}", "one likely value", atom.name)
+    for source in program.sizes:
+        if not 0 <= source.input < len(program.inputs):
+            _fail(f"size {source.name} comes from input {source.input}", "an input of the program", source.name)
+        if (source.dim is None) != (program.inputs[source.input] is None):
+            _fail(f"size {source.name} is dim {source.dim} of {program.inputs[source.input]}",
+                  "a dimension of a tensor, or an input that is a number", source.name)  # fmt: skip
 
 
 def _empty(view: View) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,22 @@ from hypothesis import given, settings
 
 from litz.errors import ParseError
 from litz.loop.expr import Axis, Size, Value, expr
-from litz.loop.ir import Apply, Arg, Buffer, Call, Check, Const, Index, Kernel, Load, Program, Reduce, Store, View
+from litz.loop.ir import (
+    Apply,
+    Arg,
+    Buffer,
+    Call,
+    Check,
+    Const,
+    Index,
+    Kernel,
+    Load,
+    Program,
+    Reduce,
+    SizeSource,
+    Store,
+    View,
+)
 from litz.loop.parse import parse_kernel, parse_program
 from litz.loop.text import print_kernel, print_program
 from litz.loop.verify import verify
@@ -111,6 +127,24 @@ def test_round_trip_of_calls() -> None:
     assert [type(value) for value in again.outputs] == [type(value) for value in program.outputs]
     assert again.calls[0].args[1:4] == (None, True, False)
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_round_trip_of_sizes() -> None:
+    """Where each comes from, in the order in which the program takes them, and its likely value."""
+    n, m, k = Size("n", 512), Size("m", 2), Size("k")
+    buffers = {"x": Buffer("x", "f32", expr(n) * m, "input")}
+    view = View("x", "f32", (expr(n), expr(m)), (expr(m), expr(1)))
+    sources = (SizeSource("n", 0, 0), SizeSource("m", 0, 1), SizeSource("unused", 1), SizeSource("k", 2))
+    program = Program(buffers, ("x", None, None), (view, expr(k)), (), sources)
+    verify(program)
+    text = print_program(program)
+    assert text.startswith(
+        "sizes n ~ 512 from input 0 dim 0, m ~ 2 from input 0 dim 1, unused from input 1, k ~ 64 from input 2\n"
+    )
+    again = parse_program(text)
+    assert again == program and again.buffers["x"].size.hint == 1024
+    assert again != replace(program, sizes=sources[::-1])
+    assert parse_program(text.replace("512", "513")) != program
 
 
 def test_round_trip_of_nested_divisions_and_odd_constants() -> None:

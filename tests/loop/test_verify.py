@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from litz.errors import VerifyError
 from litz.loop.expr import Axis, Size, Value, constant, expr
-from litz.loop.ir import Apply, Buffer, Check, Kernel, Load, Program, Store, View
+from litz.loop.ir import Apply, Buffer, Check, Kernel, Load, Program, SizeSource, Store, View
 from litz.loop.parse import parse_program
 from litz.loop.verify import verify
 from tests.strategies import programs
@@ -219,6 +219,12 @@ LOAD, STORE = Load("v0", "i64", "x", I0), Store("y", I0, "v0")
         (small(LOAD, STORE, z=Buffer("z", "int", expr(4))), "int is not a dtype"),
         (small(LOAD, STORE, z=Buffer("z", "i64", expr(4), "heap")), "heap is not a kind of buffer"),
         (small(LOAD, STORE, z=Buffer("z", "i64", I0)), "the size of z varies"),
+        (
+            small(LOAD, STORE, z=Buffer("z", "i64", expr(Size("n", 2))), w=Buffer("w", "i64", expr(Size("n", 3)))),
+            "size n is likely . and .; expected one likely value",
+        ),
+        (replace(small(LOAD, STORE), sizes=(SizeSource("n", 1, 0),)), "size n comes from input 1"),
+        (replace(small(LOAD, STORE), sizes=(SizeSource("n", 0),)), "size n is dim None of x"),
     ],
 )
 def test_a_bad_program_that_has_no_text(program: Program, what: str) -> None:
