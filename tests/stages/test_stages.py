@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from litz import pipeline
 from litz.context import Context
 from litz.options import Options
+from litz.schedule.memory import Placement
 from litz.target import Target
 from tests import golden
 
@@ -56,6 +57,7 @@ class Unbuilt:
     """Stands for the executable."""
 
     eager: Any = None
+    placement = Placement({}, 0)
 
     def __init__(self, *_: Any) -> None:
         pass
