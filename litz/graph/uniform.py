@@ -3,9 +3,11 @@
 In: a graph module. Out: for a node, a *compact* tensor or None. A compact tensor has the node's rank, and
 size 1 along every dimension in which its elements do not vary: a scalar expanded to a gigabyte is one
 number, and a causal mask over any batch is one square. Pointwise operators work on compact tensors as they
-are, by broadcasting, so a proof about a mask costs a fraction of building it.
+are, by broadcasting, so a proof about a mask costs a fraction of building it. A dimension whose size is known only at
+run time is one of those: what varies along it is not known.
 
-Nodes are evaluated only when asked for, with real torch operators, within a bound on size.
+Nodes are evaluated only when asked for, with real torch operators, within a bound on size. An operator that is told a
+number known only at run time is not: the answer would hold for one value of it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 from litz.graph.alias import is_pure
 
@@ -100,16 +103,16 @@ class Constants:
         return self._known[node]
 
     def whole(self, node: fx.Node) -> torch.Tensor | None:
-        """All elements of the node, as a view of the compact tensor."""
+        """All elements of the node, as a view of the compact tensor; None if they or their number are not known."""
         compact = self.compact(node)
-        return None if compact is None else compact.expand(node.meta["val"].shape)
+        return None if compact is None or _is_symbolic(node.meta["val"]) else compact.expand(node.meta["val"].shape)
 
     # -- evaluation ---------------------------------------------------------------------------------
     def _evaluate(self, node: fx.Node) -> torch.Tensor | None:
         fake = node.meta.get("val")
-        if not isinstance(fake, torch.Tensor) or not all(isinstance(s, int) for s in fake.shape):
+        if not isinstance(fake, torch.Tensor) or any(isinstance(s, int) and s == 0 for s in fake.shape):
             return None
-        if fake.numel() == 0 or fake.device.type == "meta" or fake.is_complex() or fake.is_quantized:
+        if fake.device.type == "meta" or fake.is_complex() or fake.is_quantized:
             return None
         if node.op == "get_attr":
             return self._attribute(node)
@@ -157,14 +160,14 @@ class Constants:
             if target in _ON_COMPACT:
                 return target(source, *args[1:])  # type: ignore[operator]
         inputs = [self._known.get(i) for i in node.all_input_nodes]
-        if any(i is None for i in inputs):
+        if any(i is None for i in inputs) or _is_symbolic((args, node.kwargs)):
             return None
         if torch.Tag.pointwise in target.tags:  # type: ignore[union-attr]
             shape = torch.broadcast_shapes(*(i.shape for i in inputs if i is not None)) if inputs else ()
             if _bytes(shape, fake) > MAX_BYTES:
                 return None
             return self._run(node, fake, lambda n: self._known[n])
-        if _bytes(fake.shape, fake) > MAX_BYTES:
+        if _is_symbolic((fake, [i.meta["val"] for i in node.all_input_nodes])) or _bytes(fake.shape, fake) > MAX_BYTES:
             return None
         return self._run(node, fake, self.whole)
 
@@ -219,6 +222,16 @@ def _is_exact(target: Any) -> bool:
     return is_pure(target) and torch.Tag.nondeterministic_bitwise not in target.tags
 
 
+def _is_symbolic(value: Any) -> bool:
+    """Whether a number in it, or a size of a tensor in it, is known only at run time."""
+    return any(
+        any(isinstance(size, torch.SymInt) for size in leaf.shape)
+        if isinstance(leaf, torch.Tensor)
+        else isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        for leaf in pytree.tree_leaves(value)
+    )
+
+
 def _bytes(shape: Any, fake: torch.Tensor) -> int:
     total = fake.element_size()
     for size in shape:
@@ -241,8 +254,10 @@ def compress(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def is_causal(compact: torch.Tensor, queries: int, keys: int) -> bool:
+def is_causal(compact: torch.Tensor, queries: Any, keys: Any) -> bool:
     """Whether a mask lets query i see exactly the keys up to i: what `is_causal` of attention means."""
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return False  # as many elements as there are queries and keys are not known, so it is the same for all
     if compact.dim() < 2 or any(size != 1 for size in compact.shape[:-2]):
         return False
     square = compact.reshape(compact.shape[-2:]).expand(queries, keys)

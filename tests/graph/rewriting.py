@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from litz.capture.joint import trace_joint
 from litz.context import Context
@@ -44,6 +47,21 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], training: bool 
     if training:
         return trace_joint(function, list(inputs), None, {}, True).graph
     return forward_only(function, list(inputs))
+
+
+def symbolic(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Fakes of them in which every size above 1 is known only at run time."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    moving = StatelessSymbolicContext
+    return [
+        mode.from_tensor(t, source=ConstantSource(f"x{i}"), symbolic_context=moving([DimDynamic.DYNAMIC] * t.dim()))
+        for i, t in enumerate(tensors)
+    ]
+
+
+def guards(fake: Any) -> int:
+    """How many questions about sizes were answered so far: each ties the program to the answer."""
+    return len(fake.fake_mode.shape_env.guards)
 
 
 def results(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:

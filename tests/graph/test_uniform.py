@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from litz.capture.joint import trace_joint
 from litz.graph.uniform import Constants, compress, is_causal
-from tests.graph.rewriting import capture
+from tests.graph.rewriting import capture, guards, symbolic
 
 X = torch.randn(3, 8)
 INDEX = torch.randint(0, 3, (5,))
@@ -124,3 +125,53 @@ def test_a_tensor_written_down_is_known_and_a_held_one_is_not() -> None:
         apply_rules(graph, NOOP, context())
         (mask,) = [n.args[1] for n in graph.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
         assert (Constants(graph).uniform(mask) == 0) is known
+
+
+# -- sizes and numbers known only at run time ---------------------------------------------------
+def proved_for_all_sizes(function) -> torch.Tensor | None:
+    (x,) = symbolic(X)
+    graph = trace_joint(lambda x: [function(x)], [x], None, {}, False).graph
+    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
+    before = guards(x)
+    found = Constants(graph).compact(output.args[0][0])
+    assert guards(x) == before
+    return found
+
+
+KNOWN_FOR_ALL_SIZES = {
+    "full": (lambda x: torch.full((x.shape[0], 4), 1.5) * 2, 3.0),
+    "like": (lambda x: torch.ones_like(x) > 0, 1),
+    "arange of one sign, expanded": (lambda x: (torch.arange(4) >= 0).expand(x.shape[0], 4), 1),
+    "or anything": (lambda x: torch.ones_like(x, dtype=torch.bool) | (x > 0), 1),
+    "viewed": (lambda x: torch.zeros(x.shape[0] * x.shape[1]).view(x.shape), 0.0),
+    "indexed by anything": (lambda x: torch.ones(4)[(x > 0).long()], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_FOR_ALL_SIZES)
+def test_known_for_all_sizes(name: str) -> None:
+    function, number = KNOWN_FOR_ALL_SIZES[name]
+    found = proved_for_all_sizes(function)
+    assert found is not None and found.numel() == 1 and found.item() == number
+
+
+NOT_KNOWN_FOR_ALL_SIZES = {
+    "times a size": lambda x: torch.ones(8) * x.shape[0],
+    "filled with a size": lambda x: torch.full((4,), x.shape[0]),
+    "times the inverse of a size": lambda x: torch.arange(8.0) * (1 / x.shape[0]),
+    "alpha": lambda x: torch.add(torch.ones(8), torch.ones(8), alpha=x.shape[0]),
+    "as long as a size": lambda x: torch.arange(x.shape[0]),
+    "compared with a size": lambda x: torch.arange(8) < x.shape[0],
+    "rolled by a size": lambda x: torch.roll(torch.arange(8), x.shape[0]),
+    "cut at a size": lambda x: torch.arange(8)[: x.shape[0]],
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN_FOR_ALL_SIZES)
+def test_not_known_for_all_sizes(name: str) -> None:
+    assert proved_for_all_sizes(NOT_KNOWN_FOR_ALL_SIZES[name]) is None
+
+
+def test_what_varies_along_known_sizes_alone_is_known() -> None:
+    found = proved_for_all_sizes(lambda x: torch.arange(4).expand(x.shape[0], 4) * 2)
+    assert found is not None and found.tolist() == [[0, 2, 4, 6]]
