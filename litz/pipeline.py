@@ -64,8 +64,10 @@ def compile_function(
         return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, True, donated).consume
 
     step = Differentiable(joint, split, forward, backward)
-    if ctx.options.backward == "eager":
-        step.backward(())  # for calls in which every result has a tangent
+    if ctx.options.backward == "eager" or joint.signature.sizes:
+        # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
+        # becomes a guard only while Dynamo is still at work.
+        step.backward(())
     return wrap(step, joint.signature, function)
 
 

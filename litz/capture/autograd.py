@@ -7,16 +7,17 @@ a single node: it saves what the cut kept, and runs the compiled backward when t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from litz.capture.outputs import known
 from litz.capture.subclasses import is_subclass
 from litz.errors import CallError
 from litz.graph.partition.mincut import Split
-from litz.graph.signature import Joint
+from litz.graph.signature import Joint, numbers
 
 Core = Callable[..., Sequence[Any]]
 # Drops the arguments from the list it is given as it goes; the flag says that it may also write over saved ones.
@@ -34,7 +35,7 @@ class Differentiable:
         self.gradient_of = joint.gradient_of
         self.own = self.signature.results + len(self.signature.returned_mutations)
         fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
-        self.tangents = [(tuple(f.shape), f.stride(), f.dtype) for f in fakes]
+        self.tangents = [(tuple(map(known, f.shape)), tuple(map(known, f.stride())), f.dtype) for f in fakes]
         self._compile_backward = compile_backward
         self._backward: dict[Absent, Backward] = {}
         self._lock = threading.Lock()
@@ -52,9 +53,11 @@ class Differentiable:
                     found = self._backward[absent] = self._compile_backward(absent)
         return found
 
-    def tangent(self, position: int, given: torch.Tensor) -> torch.Tensor:
+    def tangent(self, position: int, given: torch.Tensor, measured: Mapping[str, int]) -> torch.Tensor:
         """The tangent laid out as traced."""
         sizes, strides, dtype = self.tangents[position]
+        if measured:
+            sizes, strides = numbers(sizes, measured), numbers(strides, measured)
         if is_subclass(given) or given.layout is not torch.strided:
             raise CallError(
                 f"a tangent was given for a plain result that is a {type(given).__name__} of layout {given.layout}",
@@ -66,17 +69,20 @@ class Differentiable:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
-    def gradients(self, inputs: int, arguments: list[Any], given: Sequence[Any], overwrite: bool) -> tuple[Any, ...]:
+    def gradients(
+        self, inputs: int, sizes: Mapping[str, int], arguments: list[Any], given: Sequence[Any], overwrite: bool
+    ) -> tuple[Any, ...]:
         """One gradient for each of the `inputs`, from what was saved and the tangents of the own results.
 
-        `arguments`, what was saved, is this function's to use up; with `overwrite`, its memory as well.
+        `sizes`: those that vary, in the forward. `arguments`, what was saved, is this function's to use up; with
+        `overwrite`, its memory as well.
         """
         mine = [given[i] for i in self.signature.differentiable]
         absent = tuple(i for i, t in enumerate(mine) if t is None)
         gradients: list[Any] = [None] * inputs
         if len(absent) == len(mine):
             return tuple(gradients)
-        arguments += [_NOTHING if t is None else self.tangent(i, t) for i, t in enumerate(mine)]
+        arguments += [_NOTHING if t is None else self.tangent(i, t, sizes) for i, t in enumerate(mine)]
         run = self.backward(absent)
         with torch._C._DisableAutocast() if torch.is_autocast_enabled("cpu") else nullcontext():
             if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
@@ -103,7 +109,7 @@ def _function_of(step: Differentiable) -> Any:
             ctx.plain = plain
             # Hooks on saved tensors may have put them where the user still has them.
             ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-            ctx.inputs = len(args)
+            ctx.inputs, ctx.sizes = len(args), step.signature.measure(args)
             ctx.set_materialize_grads(False)
             fixed = [
                 r for i, r in enumerate(own) if isinstance(r, torch.Tensor) and i not in step.signature.differentiable
@@ -118,7 +124,7 @@ def _function_of(step: Differentiable) -> Any:
             arguments = [*ctx.saved_tensors, *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
             kept = torch._C._autograd._get_current_graph_task_keep_graph()
-            return step.gradients(ctx.inputs, arguments, given, not kept and not ctx.hooked)
+            return step.gradients(ctx.inputs, ctx.sizes, arguments, given, not kept and not ctx.hooked)
 
     return Compiled
 

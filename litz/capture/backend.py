@@ -93,13 +93,25 @@ def _compile_for_all_sizes(
     graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
-    if _needs_grad(inputs):
-        return PerSize(graph_module, options, "training is compiled for each size it takes")
-    ctx = _context(options)
-    try:
-        return compile_function(graph_module.forward, fakes, None, ctx)
-    except (LitzError, NotConstant) as error:
-        return PerSize(graph_module, options, str(error))
+    while True:
+        ctx, open_sizes = _context(options), _open_sizes(fakes)
+        try:
+            compiled = compile_function(graph_module.forward, fakes, None, ctx, _needs_grad(inputs))
+        except Exception as error:
+            if _open_sizes(fakes) == open_sizes:
+                if isinstance(error, (LitzError, NotConstant)):
+                    return PerSize(graph_module, options, str(error))
+                raise
+        else:
+            if _open_sizes(fakes) == open_sizes:
+                return compiled
+        # A stage asked a size for its value: Dynamo guards it now, and it is that number for all stages.
+
+
+def _open_sizes(fakes: Sequence[Any]) -> int:
+    """Places in the inputs where a size is known only at run time."""
+    found = [size for fake in fakes for size in (fake.shape if isinstance(fake, torch.Tensor) else (fake,))]
+    return sum(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in found)
 
 
 class PerSize:

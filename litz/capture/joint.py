@@ -30,6 +30,8 @@ from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
+from litz.graph.sizes import is_dense, sizes
+from litz.ops.sizes import size_sources
 
 aten = torch.ops.aten
 
@@ -44,7 +46,7 @@ def _tangent_operator() -> Any:
 
 
 def _like(result: torch.Tensor) -> torch.Tensor:
-    if any(stride == 0 and size > 1 for size, stride in zip(result.shape, result.stride(), strict=True)):
+    if any(stride == 0 and size != 1 for size, stride in zip(sizes(result.shape), sizes(result.stride()), strict=True)):
         # Elements of an expanded result share memory; their tangents do not.
         return torch.empty(result.shape, dtype=result.dtype, device=result.device)
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
@@ -278,7 +280,7 @@ class _Trace:
         if written or self.needs_grad[position] or any(self.forms) or self.bases:
             what = "is written to" if written else "needs a gradient or is part of another tensor"
             raise CaptureError(f"input {position} changes its shape or strides in place, and {what}", stage="trace")
-        window = window_on(primal, wrapped, f"input {position}")
+        window = window_on(primal, wrapped)
         if window.offset:
             raise CaptureError(f"input {position} is moved in its memory in place", stage="trace")
         return Input(parameter=self.parameters[position], reshaped=window)
@@ -330,7 +332,7 @@ class _Trace:
     @staticmethod
     def _like_input(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         # As eager accumulates it: a gradient has the strides of its tensor.
-        if gradient.stride() == leaf.stride() or not leaf.is_contiguous():
+        if sizes(gradient.stride()) == sizes(leaf.stride()) or not is_dense(leaf):
             return gradient
         return gradient.contiguous()
 
@@ -342,7 +344,7 @@ class _Trace:
         distinct = self.places == tuple(range(len(self.places)))
         signature = Signature(
             tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
-            self.autocast, self.bases, self.returned_members, self.subclasses,
+            self.autocast, self.bases, self.returned_members, self.subclasses, size_sources(self.given),
         )  # fmt: skip
         gradient_of = self.gradient_of if self.training else ()
         return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)

@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from litz.errors import CaptureError
 from litz.graph.signature import Output, Window
+from litz.ops.sizes import symbolic_size
 
 
 def classify(
@@ -34,10 +35,8 @@ def classify(
     results: list[torch.Tensor] = []
     place: dict[int, int] = {}  # tensor -> its number among the results
     for position, out in enumerate(outputs):
-        if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CaptureError(f"output {position} is a size, known only at run time", stage="trace")
         if not isinstance(out, torch.Tensor):
-            found.append(Output("plain", value=out))
+            found.append(Output("plain", value=known(out)))
         elif out.is_conj() or out.is_neg():
             raise CaptureError(f"output {position} is conjugated or negated lazily", stage="trace")
         elif id(out) in itself:
@@ -87,14 +86,24 @@ def _base(group: list[torch.Tensor]) -> torch.Tensor:
 def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
     if base.dtype != view.dtype:
         raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
-    return Output(kind, index, window_on(base, view, f"output {position}"), view.requires_grad)
+    return Output(kind, index, window_on(base, view), view.requires_grad)
 
 
-def window_on(base: torch.Tensor, view: torch.Tensor, name: str) -> Window:
+def window_on(base: torch.Tensor, view: torch.Tensor) -> Window:
     view = _on(base, view)
-    if any(isinstance(s, torch.SymInt) for s in (*view.shape, *view.stride(), view.storage_offset())):
-        raise CaptureError(f"{name} is a view whose sizes are known only at run time", stage="trace")
-    return Window(tuple(view.shape), tuple(view.stride()), view.storage_offset() - base.storage_offset())
+    offset = known(view.storage_offset()) - known(base.storage_offset())
+    return Window(tuple(map(known, view.shape)), tuple(map(known, view.stride())), offset)
+
+
+def known(value: Any) -> Any:
+    """A number, or what it is made of: an expression in sizes. What no expression can say is asked for its value, and
+    Dynamo compiles anew where that is another one."""
+    if isinstance(value, torch.SymInt):
+        made = symbolic_size(value)
+        return made.int if made.is_int else made
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return bool(value) if isinstance(value, torch.SymBool) else value
 
 
 def _on(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ what this compiler needs: a tensor is known by identity, an operator is a node, 
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from litz.compat import ReplayTable
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
+from litz.graph.sizes import sizes_as_arguments
 
 aten = torch.ops.aten
 
@@ -100,9 +100,7 @@ class Recorder(TorchDispatchMode):
     def _node(self, func: Any, operands: Any, options: dict[str, Any]) -> fx.Node:
         if not _has_size((operands, tuple(options.values()))):
             return self.graph.call_function(func, operands, options)
-        with warnings.catch_warnings():
-            # fx would have sizes be nodes of their own; here a size is a value, which lowering reads.
-            warnings.simplefilter("ignore")
+        with sizes_as_arguments():
             return self.graph.call_function(func, operands, options)
 
     def _only_known_written(self, func: Any, args: Sequence[Any]) -> None:

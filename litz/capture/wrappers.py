@@ -7,7 +7,7 @@ results, last to first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
-from litz.graph.signature import Base, Input, Output, Signature, Subclasses
+from litz.graph.signature import Base, Output, Signature, Subclasses, number
 
 Core = Callable[..., Sequence[Any]]
 
@@ -151,14 +151,16 @@ class Reshape:
     view of it that is as it was. No wrapper further in may refuse the arguments.
     """
 
-    inputs: tuple[Input, ...]
+    signature: Signature
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
         inner = list(args)
-        for position, spec in enumerate(self.inputs):
+        measured = self.signature.measure(args)
+        for position, spec in enumerate(self.signature.inputs):
             if spec.reshaped is not None:
                 sizes, strides = args[position].shape, args[position].stride()
-                args[position].as_strided_(spec.reshaped.sizes, spec.reshaped.strides)
+                window = spec.reshaped.at(measured)
+                args[position].as_strided_(window.sizes, window.strides)
                 inner[position] = args[position].as_strided(sizes, strides)
         return inner
 
@@ -173,26 +175,27 @@ class RebuildOutputs:
     Restores: the argument itself, views of it or of the result whose memory it is, and plain values.
     """
 
-    outputs: tuple[Output, ...]
+    signature: Signature
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
         return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
-        return [self._build(output, args, results) for output in self.outputs]
+        sizes = self.signature.measure(args)
+        return [self._build(output, args, results, sizes) for output in self.signature.outputs]
 
     @staticmethod
-    def _build(output: Output, args: Sequence[Any], results: list[Any]) -> Any:
+    def _build(output: Output, args: Sequence[Any], results: list[Any], sizes: Mapping[str, int]) -> Any:
         if output.kind == "plain":
-            return output.value
+            return number(output.value, sizes)
         if output.kind == "input":
             return args[output.index]
         base = args[output.index] if output.kind == "view" else results[output.index]
         if base.requires_grad and not output.needs_grad:
             base = base.detach()
-        window = output.window
-        if window is None:
+        if output.window is None:
             return base
+        window = output.window.at(sizes) if sizes else output.window
         return base.as_strided(window.sizes, window.strides, base.storage_offset() + window.offset)
 
 
@@ -220,11 +223,11 @@ def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     if signature.bases:
         found.append(SyntheticBases(signature.bases, signature.returned_members))
     if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
-        found.append(RebuildOutputs(signature.outputs))
+        found.append(RebuildOutputs(signature))
     if signature.mutated:
         found.append(SeparateInputs(signature.mutated, bool(signature.differentiable)))
     if any(x.reshaped is not None for x in signature.inputs):
-        found.append(Reshape(signature.inputs))
+        found.append(Reshape(signature))
     if signature.mutated:
         found.append(WriteBack(signature))
     return tuple(found)

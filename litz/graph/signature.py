@@ -6,22 +6,40 @@ functional graph leaves out: writes to inputs, outputs that share memory, gradie
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 from torch import fx
+
+from litz.loop.expr import Expr
+from litz.loop.ir import SizeSource
+
+Number = Union[int, Expr]  # an expression is in sizes known only when the function is called
 
 
 @dataclass(frozen=True)
 class Window:
     """Shape, strides and offset of a view, relative to its base tensor."""
 
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    sizes: tuple[Number, ...]
+    strides: tuple[Number, ...]
+    offset: Number
+
+    def at(self, sizes: Mapping[str, int]) -> Window:
+        """The same in numbers alone."""
+        return Window(numbers(self.sizes, sizes), numbers(self.strides, sizes), number(self.offset, sizes))
 
     def __str__(self) -> str:
         return f"{list(self.sizes)} by {list(self.strides)} from {self.offset}"
+
+
+def number(value: Any, sizes: Mapping[str, int]) -> Any:
+    return value.at(sizes) if isinstance(value, Expr) else value
+
+
+def numbers(values: Sequence[Number], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(number(value, sizes) for value in values)
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,7 @@ class Signature:
     bases: tuple[Base, ...] = ()
     returned_members: tuple[tuple[int, int], ...] = ()  # outputs that are the member of a base itself, and which one
     subclasses: Subclasses | None = None  # what the arguments and outputs are to the caller, if not plain tensors
+    sizes: tuple[SizeSource, ...] = ()  # where the inputs tell the sizes that vary from call to call
 
     @property
     def mutated(self) -> tuple[int, ...]:
@@ -119,6 +138,10 @@ class Signature:
     def returned_mutations(self) -> tuple[int, ...]:
         """Inputs whose new value autograd must see: returned by the graph and copied in afterwards."""
         return tuple(i for i, x in enumerate(self.inputs) if x.mutated and not x.hidden)
+
+    def measure(self, inputs: Sequence[Any]) -> dict[str, int]:
+        """The sizes that vary, in a call with these inputs."""
+        return {source.name: source.read(inputs) for source in self.sizes}
 
     @property
     def repeated(self) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,9 @@ the answer would tie the program to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,6 +58,23 @@ def elements(given: Iterable[Any]) -> Any:
     for size in sizes(given):
         total = total * size
     return total
+
+
+def likely(size: Any) -> int:
+    """The size, or one that it may well have: for choices that any value leaves right."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.maybe_as_int() if size.node.hint is None else size.node.hint
+    return 64 if hint is None else int(hint)
+
+
+@contextmanager
+def sizes_as_arguments() -> Iterator[None]:
+    """Within it, nodes take sizes as arguments without a warning: fx would have sizes be nodes of their own; here a
+    size is a value, which lowering reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -10,9 +10,9 @@ Buffers are flat: an index is an offset in elements. Views exist only as index a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr, Value, expr
@@ -269,6 +269,11 @@ class SizeSource:
     name: str
     input: int
     dim: int | None = None
+
+    def read(self, args: Sequence[Any]) -> int:
+        """Its value in a call with these arguments."""
+        value = args[self.input]
+        return int(value) if self.dim is None else value.shape[self.dim]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ for a view, nothing at all.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from litz.context import Context
 from litz.errors import LitzError, LoweringError, source_of
 from litz.loop.dtype import from_torch
-from litz.loop.ir import Program, SizeSource, View
+from litz.loop.ir import Program, View
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
     activation_backward,
@@ -58,7 +57,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
 )  # fmt: skip
 from litz.ops.builder import Builder, dtype_of, freeze, operand
 from litz.ops.registry import LOWERINGS, lowering_of
-from litz.ops.sizes import size_name
+from litz.ops.sizes import size_sources
 
 aten = torch.ops.aten
 
@@ -88,7 +87,7 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     constants: list[torch.Tensor] = []
     constant_names: list[str] = []
     outputs: tuple = ()
-    sources: dict[str, SizeSource] = {}
+    given: list[Any] = []
     for node in graph_module.graph.nodes:
         builder.node = node
         if node.op == "placeholder":
@@ -99,7 +98,7 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             else:
                 env[node] = value
                 inputs.append(None)
-            sources.update(_size_sources(value, len(inputs) - 1, sources))
+            given.append(value)
         elif node.op == "get_attr":
             tensor = _attribute(graph_module, str(node.target))
             if not isinstance(tensor, torch.Tensor):
@@ -114,22 +113,9 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             env[node] = _lower_node(builder, node, env)
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     program = Program(
-        builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps), tuple(sources.values())
+        builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps), size_sources(given)
     )
     return Lowered(program, tuple(constants))
-
-
-def _size_sources(value: Any, position: int, known: Mapping[str, SizeSource]) -> dict[str, SizeSource]:
-    """The sizes that this argument tells the value of."""
-    if isinstance(value, torch.SymInt):
-        name = size_name(value)
-        return {} if name is None or name in known else {name: SizeSource(name, position)}
-    found: dict[str, SizeSource] = {}
-    for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-        name = size_name(size) if isinstance(size, torch.SymInt) else None
-        if name is not None and name not in known and name not in found:
-            found[name] = SizeSource(name, position, dim)
-    return found
 
 
 def _attribute(module: Any, path: str) -> Any:
@@ -146,6 +132,8 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
         return args[0][args[1]]
     if not isinstance(target, torch._ops.OpOverload):
         raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
+    if target is aten.sym_size.int:
+        return node.meta["val"]
     if _is_view(target) or target in _ALIASES or target in _RESHAPED:
         seen = _window(builder, args[0], _seen(node))
         if seen is not None:

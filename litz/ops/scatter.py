@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, Expr, expr
+from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand
@@ -75,11 +75,11 @@ def slice_scatter(
     return b.pointwise(node.meta["val"], formula)
 
 
-def stepped(i: Expr, first: int, step: int) -> tuple[Expr, Expr]:
+def stepped(i: Expr, first: ExprLike, step: int) -> tuple[Expr, Expr]:
     """`(i - first) // step` and its remainder, with no division of a negative number."""
     if step == 1:
         return i - first, ZERO
-    lift = -(-first // step)
+    lift = -(-expr(first) // step)
     lifted = i + (lift * step - first)
     return lifted // step - lift, lifted % step
 

@@ -5,12 +5,14 @@ In: a `SymInt`. Out: an `Expr` over `Size` atoms named like its symbols, each wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from litz.errors import LoweringError
 from litz.loop.expr import Expr, Size, expr
+from litz.loop.ir import SizeSource
 
 
 def symbolic_size(size: torch.SymInt) -> Expr:
@@ -28,6 +30,21 @@ def size_name(size: torch.SymInt) -> str | None:
         atom = found.terms[0][0][0]
         return atom.name if isinstance(atom, Size) else None
     return None
+
+
+def size_sources(values: Iterable[Any]) -> tuple[SizeSource, ...]:
+    """Where, among arguments such as these, the value of each size is found: the first place that tells it."""
+    found: dict[str, SizeSource] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.SymInt):
+            name = size_name(value)
+            if name is not None:
+                found.setdefault(name, SizeSource(name, position))
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            name = size_name(size) if isinstance(size, torch.SymInt) else None
+            if name is not None:
+                found.setdefault(name, SizeSource(name, position, dim))
+    return tuple(found.values())
 
 
 def _convert(e: Any, env: Any) -> Expr:

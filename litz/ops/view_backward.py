@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
+from litz.loop.expr import ONE, ZERO, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
@@ -24,15 +25,18 @@ def slice_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> View:
     dim %= len(sizes)
-    size = int(sizes[dim])
-    first, stop, _ = slice(start, end, step).indices(size)
+    size, count = b.size_expr(sizes[dim]), grad.sizes[dim]
+    if start < 0:  # counted from the end, as far as there is any
+        start = max(start + sizes[dim], 0)
+    first = b.size_expr(start)
+    stop = first + (count - 1) * step + 1
 
     def formula(body: Body, point: Point) -> Val:
-        if first >= stop:
+        if count is ZERO:
             return body.const(0, grad.dtype)
         i = point[dim]
-        tests = [body.index(i) >= first] if first > 0 else []
-        tests += [body.index(i) < stop] if stop < size else []
+        tests = [body.index(i) >= body.index(first)] if first is not ZERO else []
+        tests += [body.index(i) < body.index(stop)] if not is_nonnegative(stop - size) else []
         place, rest = stepped(i, first, step)
         tests += [body.index(rest).eq(0)] if step > 1 else []
         return body.load(grad, (*point[:dim], place, *point[dim + 1 :]), conjunction(tests))
@@ -43,10 +47,11 @@ def slice_backward(
 @lowers(aten.select_backward.default)
 def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, index: int) -> View:
     dim %= len(sizes)
-    at = index + int(sizes[dim]) if index < 0 else index
+    size = b.size_expr(sizes[dim])
+    at = b.size_expr(index) + (size if index < 0 else 0)
 
     def formula(body: Body, point: Point) -> Val:
-        mask = body.index(point[dim]).eq(at) if int(sizes[dim]) > 1 else None
+        mask = body.index(point[dim]).eq(body.index(at)) if size is not ONE else None
         return body.load(grad, (*point[:dim], *point[dim + 1 :]), mask)
 
     return b.pointwise(node.meta["val"], formula)

@@ -212,7 +212,7 @@ class Executable:
             frames.append(frame)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(int(args[s.input]) if s.dim is None else args[s.input].shape[s.dim] for s in self.program.sizes)
+        return tuple(source.read(args) for source in self.program.sizes)
 
     def _frames_for(self, key: tuple[int, ...]) -> list[Frame]:
         """The pool for new sizes; the oldest sizes' arenas are let go."""

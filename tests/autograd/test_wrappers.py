@@ -80,7 +80,7 @@ def test_a_synthetic_base_is_the_one_autograd_knows() -> None:
 
 def test_reshape_changes_the_argument_and_shows_the_program_what_it_was() -> None:
     x, other = torch.arange(6.0).view(2, 3), torch.zeros(1)
-    wrapper = Reshape((Input(reshaped=Window((3, 2), (1, 3), 0)), Input()))
+    wrapper = Reshape(signature((Input(reshaped=Window((3, 2), (1, 3), 0)), Input())))
     wanted = x.clone()
     inner = wrapper.before([x, other])
     assert torch.equal(x, wanted.t()) and torch.equal(inner[0], wanted)
@@ -137,7 +137,7 @@ def test_rebuild_outputs() -> None:
     )
     base, other = torch.arange(8.0, requires_grad=True), torch.zeros(1)
     result = torch.arange(4.0, requires_grad=True) * 2
-    found = RebuildOutputs(outputs).after((base, other), [result])
+    found = RebuildOutputs(signature((), outputs)).after((base, other), [result])
     assert found[0] == "text" and found[1] is other and found[3] is result
     assert found[2].tolist() == [[1, 3], [2, 4]] and found[2].requires_grad
     assert found[4].tolist() == [2, 4] and found[4]._base is result
@@ -146,7 +146,7 @@ def test_rebuild_outputs() -> None:
 
 def test_rebuild_outputs_of_an_argument_that_starts_within_its_storage() -> None:
     base = torch.arange(10.0)[4:]
-    (found,) = RebuildOutputs((Output("view", 0, Window((2,), (1,), 1)),)).after((base,), [])
+    (found,) = RebuildOutputs(signature((), (Output("view", 0, Window((2,), (1,), 1)),))).after((base,), [])
     assert found.tolist() == [5, 6]
 
 

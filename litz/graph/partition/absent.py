@@ -14,6 +14,9 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from litz.graph.editor import same_layout
+from litz.graph.sizes import sizes_as_arguments
+
 aten = torch.ops.aten
 
 
@@ -21,7 +24,8 @@ def without_tangents(backward: fx.GraphModule, first: int, absent: Collection[in
     """`first` is the position of the first tangent among the inputs; `absent` counts from there."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    outputs = graph.graph_copy(backward.graph, copies, return_output_node=True)
+    with sizes_as_arguments():
+        outputs = graph.graph_copy(backward.graph, copies, return_output_node=True)
     assert isinstance(outputs, tuple)
     graph.output(outputs[0])
     tangents = [n for n in graph.nodes if n.op == "placeholder"][first:]
@@ -56,7 +60,7 @@ def _without_zeros(graph: fx.Graph, node: fx.Node, known: list[fx.Node]) -> None
             return
     for zeros in known:
         value = zeros.meta["val"]
-        with graph.inserting_before(node):
+        with graph.inserting_before(node), sizes_as_arguments():
             filled = graph.call_function(
                 aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
             )
@@ -66,4 +70,4 @@ def _without_zeros(graph: fx.Graph, node: fx.Node, known: list[fx.Node]) -> None
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:
     a, b = one.meta["val"], other.meta["val"]
-    return isinstance(b, torch.Tensor) and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+    return isinstance(b, torch.Tensor) and a.dtype == b.dtype and same_layout(a, b)

@@ -11,7 +11,7 @@ such that the rest of what the backward needs can be computed again from it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch import fx
 from litz.graph.alias import CHECKS
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
+from litz.graph.sizes import likely, sizes_as_arguments
+from litz.ops.sizes import size_sources
 
 aten = torch.ops.aten
 
@@ -62,6 +64,7 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     unwritten = {p for p in primals if p not in written}
     kept = _minimum_cut(graph, unwritten, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
     plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
+    plain += [n for n in _measured(graph, placeholders) if n not in plain]
     tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
     number = {n: i for i, n in reversed(list(enumerate(forward_results))) if isinstance(n, fx.Node)}
     place = {n: i for i, n in enumerate(primals)}
@@ -76,6 +79,20 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [], late)
     return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
+
+
+def _measured(graph: fx.Graph, inputs: list[fx.Node]) -> list[fx.Node]:
+    """A node for each size known only at run time: shapes in the backward are made of them, without any edge."""
+    found = []
+    for _, position, dim in (astuple(source) for source in size_sources(n.meta.get("val") for n in inputs)):
+        node = inputs[position]
+        if dim is not None:
+            with graph.inserting_after(inputs[-1]):
+                size = graph.call_function(aten.sym_size.int, (node, dim))
+            size.meta["val"] = node.meta["val"].shape[dim]
+            node = size
+        found.append(node)
+    return found
 
 
 def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
@@ -145,7 +162,7 @@ def _price(node: fx.Node, alive: set[fx.Node]) -> int:
         return 1
     if not isinstance(value, torch.Tensor) or _is_view(node):
         return INFINITE
-    return max(2, value.numel() * value.element_size())
+    return max(2, likely(value.numel()) * value.element_size())
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -189,10 +206,11 @@ def _extract(
         copies[node] = fresh
     roots = [*(n for n in outputs if isinstance(n, fx.Node)), *effects]
     required = _ancestors(roots, stop=set(inputs))
-    for root in [n for n in module.graph.nodes if n in required and (late is None or n in late)] + roots:
-        for node in _missing(root, copies):
-            assert node.op != "placeholder", f"{node} is needed on a side that does not have it"
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    with sizes_as_arguments():
+        for root in [n for n in module.graph.nodes if n in required and (late is None or n in late)] + roots:
+            for node in _missing(root, copies):
+                assert node.op != "placeholder", f"{node} is needed on a side that does not have it"
+                copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[o] if isinstance(o, fx.Node) else o for o in outputs))
     return fx.GraphModule(module, graph)
 
