@@ -86,6 +86,36 @@ def test_wide_sums_are_accurate() -> None:
     assert found.kernels
 
 
+LONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: (x.sin() + 1).sum(),
+    "mean": lambda x: (x + 1).mean(),
+    "rows": lambda x: (x + 1).expand(3, -1).contiguous().sum(1),
+    "columns": lambda x: (x + 1).unsqueeze(1).expand(-1, 8).contiguous().sum(0)[:1],
+    "variance": lambda x: (x + 100).var(),
+    "norm": lambda x: torch.linalg.vector_norm(x + 1),
+    "softmax": lambda x: torch.softmax(x * 3, 0) * x.shape[0],
+    "logsumexp": lambda x: torch.logsumexp(x, 0),
+    "product": lambda x: (x + 1) @ (x + 2),
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, x.shape),
+    "loss": lambda x: torch.nn.functional.mse_loss(x, x * 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_sums_are_accurate_whatever_the_first_size(kind: str) -> None:
+    """One program, made for two or three numbers, that then meets many."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    function = LONG[kind]
+    made = torch.compile(function, backend="litz")
+    for size in (2, 3, 2_000_003):
+        x = torch.rand(size)
+        exact = function(x.double())
+        scale = exact.abs().max()
+        mine, eager = ((f(x) - exact).abs().max() / scale for f in (made, function))
+        assert mine <= 2 * eager + 5e-7
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3, 6, 7])
 def test_a_short_sum_is_rounded_as_in_eager(size: int, dim: int) -> None:

@@ -40,6 +40,7 @@ from litz.target import Target
 _DEAR = 8  # an operator this costly is kept for later passes rather than computed again
 _SCRATCH_BYTES = 1 << 18
 _SHORT_SUM = 4  # two to this many steps are added up at a time, where a floating-point sum has many more
+_CUTS = 2  # how often a sum over a size known only at run time is cut
 _ROW_STRETCH = 4096  # elements of the vector axis in one unit, when the vector axis itself is split
 
 
@@ -204,7 +205,7 @@ class _Renderer:
         """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
         assert self.vector is not None
         self._hoist_uniform()
-        copies = self._copies(self.vector.size.hint)
+        copies = self._copies(self.vector.size)
         for v, count, mask in self._vectors(start, stop or self.extent[self.vector], copies):
             self._at_vector(v, count, mask)
 
@@ -235,13 +236,14 @@ class _Renderer:
             if not isinstance(op, Store) and not self.frame.wide(op.name):
                 self.frame.emit(op)
 
-    def _copies(self, size: int) -> int:
-        """Vectors side by side: to hide the latency of a reduction's chain, and of dear operators."""
+    def _copies(self, size: Expr) -> int:
+        """Vectors side by side: to hide the latency of a reduction's chain, and of dear operators. The first size that
+        a program meets says nothing about those to come."""
         if any(op.kind.startswith("arg") for op in self.kernel.body if isinstance(op, Reduce)):
             return 1
         live = len(self.kernel.body)
         most = 4 if live <= 12 or self.kernel.reduced else 2 if live <= 40 else 1
-        while most > 1 and size < most * self.lanes:
+        while most > 1 and size.is_int and size.int < most * self.lanes:
             most //= 2
         return most
 
@@ -270,7 +272,7 @@ class _Renderer:
         sequential = [a for a in self.kernel.reduced if a != self.vector]
         if self.over_reduced:
             assert self.vector is not None
-            copies = self._copies(self.vector.size.hint)
+            copies = self._copies(self.vector.size)
         else:
             copies = inner.copies
         accumulators = {op.name: self._open(op, copies) for op in reduces}
@@ -303,17 +305,28 @@ class _Renderer:
         """Bounds of a loop over `axis`, and where it accumulates. A long one is cut, and cut again, each stretch summed
         by itself: no accumulator takes in many numbers, so the error stays as small as that of eager's sums."""
         sums = [op for op in self.pass_sinks[p] if isinstance(op, Reduce) and self._rounds(op)]
-        levels = max((axis.size.hint // step).bit_length() - _SHORT_SUM + 1, 0) // _SHORT_SUM if sums else 0
         with ExitStack() as stack:
             start, stop = "0", self.extent[axis]
-            for level in range(levels, 0, -1):
-                length = step << (level * _SHORT_SUM)
+            for length in self._lengths(axis, step) if sums else ():
                 start = stack.enter_context(self.w.loop(start, stop, length))
-                stop = self.w.minimum(self.w.add(start, str(length)), stop)
+                stop = self.w.minimum(self.w.add(start, length), stop)
                 inner = accumulators | {op.name: self._open(op, copies) for op in sums}
                 stack.callback(self._add_up, sums, accumulators, inner)
                 accumulators = inner
             yield start, stop, accumulators
+
+    def _lengths(self, axis: Axis, step: int) -> list[str]:
+        """How long the stretches of a sum are, the longest first. Where the size is known only at run time, so are
+        they: as many cuts, each into as many parts as the size asks for."""
+        if axis.size.is_int:
+            levels = max((axis.size.int // step).bit_length() - _SHORT_SUM + 1, 0) // _SHORT_SUM
+            return [str(step << (level * _SHORT_SUM)) for level in range(levels, 0, -1)]
+        w = self.w
+        steps = w.let(f"udiv i64 {self.extent[axis]}, {step}")
+        w.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
+        bits = w.let(f"sub i64 {64 + _CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
+        power = w.intrinsic("llvm.smax", "i64", w.let(f"udiv i64 {bits}, {_CUTS + 1}"), str(_SHORT_SUM))
+        return [w.let(f"shl i64 {step}, {w.mul(power, str(level))}") for level in range(_CUTS, 0, -1)]
 
     def _add_up(self, sums: list[Reduce], totals: dict, parts: dict) -> None:
         for op in sums:
