@@ -65,7 +65,8 @@ def _check(source: str) -> Verdict:
         return Verdict("eager", f"not traced: {error.message}")
     except Exception as error:
         return Verdict("wrong", f"compiling raised {type(error).__name__}: {error}")
-    if any(map(_differ, compiling, plain["inputs"]())):
+    before = plain["inputs"]()
+    if not all(map(judge.identical, compiling, before)):
         return Verdict("wrong", "compiling wrote to the inputs")
     calls = []
     for _ in range(2):
@@ -78,27 +79,14 @@ def _check(source: str) -> Verdict:
     everything = [*eager, *inputs]
     biggest = max((float(t.abs().nan_to_num(0, 0, 0).max()) for t in everything if _is_counted(t)), default=0.0)
     message, conditioned = judge.compare(calls[0], everything, _referee(source), lambda: _spread(source), biggest)
-    if message is None and any(map(_differ, *calls)):
+    if message is None and not all(map(judge.identical, *calls)):
         message = "the second call gives something else than the first"
-    if message is None and _sharing(calls[0]) != _sharing(everything):
-        message = f"results and inputs share memory as {_sharing(calls[0])}, with eager as {_sharing(everything)}"
+    message = message or judge.apart(calls[0], everything) or judge.untouched(before, inputs, calls[0][len(eager) :])
     return Verdict("right" if message is None else "wrong", message or "", conditioned)
 
 
 def _is_counted(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0
-
-
-def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return not torch.equal(a.nan_to_num(1234.5), b.nan_to_num(1234.5))
-
-
-def _sharing(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """For each the first that lies in the same memory; those without elements lie nowhere."""
-    first: dict[int, int] = {}
-    return [
-        first.setdefault(t.untyped_storage().data_ptr(), place) if t.numel() else -1 for place, t in enumerate(tensors)
-    ]
 
 
 # -- the referee ------------------------------------------------------------------------------
@@ -168,7 +156,9 @@ def _spread(source: str) -> list[Any] | None:
             return None
         for place, (a, b) in enumerate(zip(middle, moved, strict=True)):
             if a.is_floating_point():
-                far[place] = torch.maximum(far[place], torch.where(a == b, 0.0, (a - b).abs()))
+                # Where one of the two is no number, nothing is known of the distance.
+                distance = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(0, 0, 0)
+                far[place] = torch.maximum(far[place], distance)
     _add_error_of_float32(source, results, middle, far)
     return far
 

@@ -22,7 +22,7 @@ from litz.options import Options
 from litz.pipeline import compile_function
 from litz.target import detect
 from tests.opinfo import judge
-from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, UNINITIALISED
+from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS
 from tests.opinfo.samples import DTYPES, Case, copied, needing_grad, with_gradients
 
 SEED = 1234
@@ -107,6 +107,12 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
         return f"the call raised {type(error).__name__}: {error}", False
     if random and not torch.equal(torch.get_rng_state(), _state_after_eager(case)):
         return "another number of random draws than eager's", False
+    message = judge.untouched(case.tensors, eager_inputs, inputs)
+    if message is None and case.operator not in SHARING:
+        results = len(eager) - (sum(t.requires_grad for t in needing_grad(inputs)) if case.backward else 0)
+        message = judge.apart([*found[:results], *inputs], [*eager[:results], *eager_inputs])
+    if message is not None:
+        return message, False
     if case.operator in UNINITIALISED:
         found = [torch.zeros_like(f) for f in found]
         eager = [torch.zeros_like(e) for e in eager]
@@ -120,7 +126,7 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
     else:
         spread = lambda: _spread(case, referee)  # noqa: E731
     biggest = max((_size(x) for x in (*eager, *case.tensors)), default=0.0)
-    return judge.compare(found, eager, referee, spread, biggest)
+    return judge.compare(found, eager, referee, spread, biggest, case.operator not in ZERO_SIGNS)
 
 
 def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Result] | Result:
@@ -277,7 +283,8 @@ def _spread(case: Case, referee: Sequence[Any] | None) -> list[Any] | None:
                     or a.shape != b.shape
                 ):
                     continue
-                far = (a - b).abs().to(torch.float64)
+                # Where one of the two is no number, nothing is known of the distance.
+                far = (a - b).abs().to(torch.float64).nan_to_num(0, 0, 0)
                 spreads[position] = far if spreads[position] is None else torch.maximum(far, spreads[position])
         if referee is None:
             # Float64 has no wider referee: its error is taken from that of float32, scaled down.

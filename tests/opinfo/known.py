@@ -20,6 +20,13 @@ NOT_ON_CPU = {
     "jiterator_binary_return_by_ref", "jiterator_unary",
 }  # fmt: skip
 
+# Operators whose zeros eager signs as it happens.
+ZERO_SIGNS: dict[str, str] = {}
+
+_OWN = "the schema promises results of their own; eager's kernel gives views of one, which autograd may not know of"
+# Operators of whose results eager does not say whether they share memory.
+SHARING: dict[str, str] = {"unsafe_chunk": _OWN, "unsafe_split": _OWN}
+
 _OUT = "an out= of another dtype: eager refuses it, torch's fake tensors accept it"
 # Operator and sample -> reason.
 DISAGREE: dict[str, str] = {
