@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.expr import ONE, ZERO, Expr, expr
+from litz.loop.expr import ONE, ZERO, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.norm import over
 from litz.ops.registry import lowers
+from litz.ops.window import Window, inside, spread
 
 aten = torch.ops.aten
 
@@ -44,9 +45,7 @@ def convolution(
         return b.library(node, library, {})
     fake = node.meta["val"]
     out_shape = [expr(int(s)) for s in fake.shape]
-    window = Window(
-        spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial), tuple(weight.sizes[2:])
-    )
+    window = window_of(weight, stride, padding, dilation)
     rows = numel([out_shape[0], *out_shape[2:]])
     if groups == 1 and matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
         if _gathers_whole_vectors(b, x, weight, window):
@@ -58,40 +57,10 @@ def convolution(
     return b.library(node, library, {})
 
 
-class Window:
-    """Which input element kernel element `k` sees from output position `o`: `o*stride + k*dilation - padding`."""
-
-    def __init__(self, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], sizes: Sequence[Expr]):
-        self.stride, self.padding, self.dilation, self.sizes = stride, padding, dilation, sizes
-
-    def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
-        return tuple(
-            o * s + i * d - p for o, i, s, p, d in zip(out, k, self.stride, self.padding, self.dilation, strict=True)
-        )
-
-    def load(self, body: Body, x: View, batch: Expr, channel: Expr, out: Sequence[Expr], k: Sequence[Expr]) -> Val:
-        """The element seen, or zero where the window hangs over the edge."""
-        place = self.at(out, k)
-        return body.load(x, (batch, channel, *place), inside(body, place, x.sizes[2:]))
-
-
-def inside(body: Body, place: Sequence[Expr], sizes: Sequence[Expr]) -> Val | None:
-    """Whether the place is within the image; None where it always is."""
-    found: Val | None = None
-    for position, size in zip(place, sizes, strict=True):
-        low, high = position.bounds()
-        tests = []
-        if low is None or low < 0:
-            tests.append(body.index(position) >= 0)
-        if high is None or high >= size.int:
-            tests.append(body.index(position) < size.int)
-        for test in tests:
-            found = test if found is None else found & test
-    return found
-
-
-def spread(values: Sequence[int], spatial: int) -> tuple[int, ...]:
-    return tuple(values) if len(values) == spatial else tuple(values) * spatial
+def window_of(weight: View, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+    sizes = tuple(size.int for size in weight.sizes[2:])
+    stride, padding, dilation = (spread(values, len(sizes)) for values in (stride, padding, dilation))
+    return Window(sizes, stride, padding, dilation)
 
 
 def is_depthwise(x: View, weight: View, groups: int) -> bool:
@@ -148,12 +117,12 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
     space, body = Space(), Body()
     n, o, *place = space.over(out.sizes, out.strides)
     if x.strides[1] is ONE:
-        k = [space.reduce_over(s) for s in weight.sizes[2:]]
+        k = window.walk(space, place, x.sizes[2:])
         c = space.reduce_over(weight.sizes[1])
     else:
         c = space.reduce_over(weight.sizes[1])
-        k = [space.reduce_over(s) for s in weight.sizes[2:]]
-    seen = window.load(body, x, n, c, place, k)
+        k = window.walk(space, place, x.sizes[2:])
+    seen = window.load(body, x, (n, c), place, k)
     total = over(space, body, "sum", seen * body.load(weight, (o, c, *k)))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
@@ -170,8 +139,8 @@ def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | No
     space, body = Space(), Body()
     point: Point = space.over(out.sizes, out.strides)
     n, c, *place = point
-    k = [space.reduce_over(s) for s in weight.sizes[2:]]
-    total = over(space, body, "sum", window.load(body, x, n, c, place, k) * body.load(taps, (*k, c)))
+    k = window.walk(space, place, x.sizes[2:])
+    total = over(space, body, "sum", window.load(body, x, (n, c), place, k) * body.load(taps, (*k, c)))
     return _emit(b, space, body, out, point, total, bias)
 
 

@@ -15,9 +15,10 @@ from litz.loop.expr import ONE, ZERO, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Space, numel
-from litz.ops.conv import Window, is_depthwise, spread
+from litz.ops.conv import is_depthwise, window_of
 from litz.ops.norm import over
 from litz.ops.registry import lowers
+from litz.ops.window import Window
 
 aten = torch.ops.aten
 
@@ -31,27 +32,27 @@ def convolution_backward(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
 ) -> Any:  # fmt: skip
-    spatial = len(x.sizes) - 2
-    window = Window(spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial), weight.sizes[2:])
-    plain = (
-        not transposed and spatial >= 1 and all(s == 1 for s in window.stride) and x.dtype == "f32"
-        and all(s.is_int for s in (*x.sizes, *weight.sizes))
-        and x.strides[1] is ONE and tangent.strides[1] is ONE
-    )  # fmt: skip
     fakes = node.meta["val"]
     found: tuple[Any, ...] | None = None
-    if plain and groups == 1 and all(s is ONE for s in weight.sizes[2:]) and not any(window.padding):
-        rows = numel([x.sizes[0], *x.sizes[2:]])
-        if rows.int <= _MOST_ROWS and matmul.pays(b, "f32", rows, weight.sizes[1], weight.sizes[0]):
-            found = _of_products(b, fakes, tangent, x, weight, wanted)
-    elif plain and is_depthwise(x, weight, groups) and _fits(b, weight, window):
-        found = _of_windows(b, fakes, tangent, x, weight, window, wanted)
+    if not transposed and _is_plain(tangent, x, weight):
+        window = window_of(weight, stride, padding, dilation)
+        if groups == 1 and window.is_point:
+            rows = numel([x.sizes[0], *x.sizes[2:]])
+            if rows.int <= _MOST_ROWS and matmul.pays(b, "f32", rows, weight.sizes[1], weight.sizes[0]):
+                found = _of_products(b, fakes, tangent, x, weight, wanted)
+        elif is_depthwise(x, weight, groups) and _fits(b, weight, window):
+            found = _of_windows(b, fakes, tangent, x, weight, window, wanted)
     if found is None:
         settings = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         sizes = None if bias_sizes is None else tuple(bias_sizes)
         return b.library(node, (tangent, x, weight, sizes, *settings, tuple(wanted)), {})
     bias = _bias(b, fakes[2], tangent) if wanted[2] else None
     return (*found, bias)
+
+
+def _is_plain(tangent: View, x: View, weight: View) -> bool:
+    sized = len(x.sizes) > 2 and all(s.is_int for s in (*x.sizes, *weight.sizes))
+    return sized and x.dtype == "f32" and x.strides[1] is ONE and tangent.strides[1] is ONE
 
 
 def _of_products(
@@ -79,9 +80,9 @@ def _of_products(
 
 
 def _fits(b: Builder, weight: View, window: Window) -> bool:
-    reach = [(size.int - 1) * d for size, d in zip(window.sizes, window.dilation, strict=True)]
     whole = weight.sizes[0].int % b.ctx.target.lanes(4) == 0
-    return whole and all(p <= r for p, r in zip(window.padding, reach, strict=True))
+    plain = all(s == 1 for s in window.stride)
+    return whole and plain and all(p <= r for p, r in zip(window.padding, window.reach, strict=True))
 
 
 def _of_windows(
@@ -93,16 +94,16 @@ def _of_windows(
         taps = b.scratch((*window.sizes, weight.sizes[0]), "f32")
         space, body = Space(), Body()
         *k, c = space.over(taps.sizes)
-        opposite = [size - 1 - i for size, i in zip(window.sizes, k, strict=True)]
+        opposite = [-i + (size - 1) for size, i in zip(window.sizes, k, strict=True)]
         body.store(taps, (*k, c), body.load(weight, (c, ZERO, *opposite)))
         b.emit(space, body)
-        reach = [(s.int - 1) * d - p for s, d, p in zip(window.sizes, window.dilation, window.padding, strict=True)]
-        back = Window(window.stride, reach, window.dilation, window.sizes)
+        reach = tuple(r - p for r, p in zip(window.reach, window.padding, strict=True))
+        back = Window(window.sizes, window.stride, reach, window.dilation)
         of_x = b.allocate(fakes[0])
         space, body = Space(), Body()
         n, c, *place = space.over(of_x.sizes, of_x.strides)
-        k = [space.reduce_over(size) for size in window.sizes]
-        seen = back.load(body, tangent, n, c, place, k)
+        k = back.walk(space, place, tangent.sizes[2:])
+        seen = back.load(body, tangent, (n, c), place, k)
         body.store(of_x, (n, c, *place), over(space, body, "sum", seen * body.load(taps, (*k, c))))
         b.emit(space, body)
     if wanted[1]:
@@ -122,14 +123,15 @@ def _of_taps(b: Builder, fake: torch.Tensor, tangent: View, x: View, weight: Vie
     k, (n, *outer) = rest[: len(window.sizes)], rest[len(window.sizes) :]
     c = block * lanes + lane
     place = (*outer, space.reduce_over(width))
-    seen = window.load(body, x, n, c, place, k)
+    seen = window.load(body, x, (n, c), place, k)
     total = over(space, body, "sum", seen * body.load(tangent, (n, c, *place)))
     body.store(parts, (block, *rest, lane), total)
     b.emit(space, body)
     out = b.allocate(fake)
-    split = View(out.buffer, "f32", (expr(blocks), expr(lanes), *window.sizes), _split(out, lanes), out.offset)
+    taps = tuple(expr(size) for size in window.sizes)
+    split = View(out.buffer, "f32", (expr(blocks), expr(lanes), *taps), _split(out, lanes), out.offset)
     space, body = Space(), Body()
-    block, *k, lane = space.over((expr(blocks), *window.sizes, expr(lanes)))
+    block, *k, lane = space.over((expr(blocks), *taps, expr(lanes)))
     line = [space.reduce_over(size) for size in lines]
     body.store(split, (block, lane, *k), over(space, body, "sum", body.load(parts, (block, *k, *line, lane))))
     b.emit(space, body)

@@ -13,8 +13,8 @@ from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
-from litz.ops.pool import inside
 from litz.ops.registry import lowers
+from litz.ops.window import inside
 
 aten = torch.ops.aten
 

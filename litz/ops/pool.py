@@ -1,7 +1,7 @@
 """Pooling: a reduction over a window that slides over the input, for any number of spatial dimensions.
 
 In: the window (size, stride, padding, dilation); the result's shape is the fake tensor's, so `ceil_mode`
-needs no thought. What hangs over the edge is masked, and only where it can.
+needs no thought.
 """
 
 from __future__ import annotations
@@ -19,33 +19,9 @@ from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel, wants
 from litz.ops.norm import over
 from litz.ops.registry import lowers
+from litz.ops.window import Window, conjunction, inside, spread
 
 aten = torch.ops.aten
-
-
-def spread(values: int | Sequence[int], spatial: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """One number for every spatial dimension, as ATen spells them: a list, one for all, or left out."""
-    values = (values,) if isinstance(values, int) else tuple(values) or tuple(default)
-    return values if len(values) == spatial else values * spatial
-
-
-def inside(body: Body, place: Sequence[Expr], sizes: Sequence[Expr]) -> Val | None:
-    """Whether a place lies in a tensor of `sizes`; None where it always does."""
-    tests = []
-    for position, size in zip(place, sizes, strict=True):
-        low, high = position.bounds()
-        if low is None or low < 0:
-            tests.append(body.index(position) >= 0)
-        if high is None or not size.is_int or high >= size.int:
-            tests.append(body.index(position) < body.index(size))
-    return conjunction(tests)
-
-
-def conjunction(tests: Sequence[Val]) -> Val | None:
-    whole: Val | None = None
-    for test in tests:
-        whole = test if whole is None else whole & test
-    return whole
 
 
 def lowest(body: Body, dtype: str) -> Val:
@@ -67,31 +43,32 @@ def max_pool(
     if x.dtype == "b1" or numel(x.sizes) == 0:
         return NotImplemented
     kernel = spread(kernel, spatial)
-    stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
+    window = Window(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial))
     values = b.allocate(node.meta["val"][0])
     places = b.allocate(node.meta["val"][1]) if wants(node, 1) else None
     sizes = x.sizes[-spatial:]
     dtype = compute_type(x.dtype)
     space, body = Space(), Body()
     point = space.over(values.sizes, values.strides)
-    starts = [o * s - p for o, s, p in zip(point[-spatial:], stride, padding, strict=True)]
-    steps = [space.reduce_over(k) for k in kernel]
-    place = tuple(start + k * d for start, k, d in zip(starts, steps, dilation, strict=True))
+    outer, out = point[:-spatial], point[-spatial:]
+    place = window.at(out, window.walk(space, out, sizes))
     mask = inside(body, place, sizes)
-    value = body.cast(body.load(x, (*point[:-spatial], *place), mask), dtype)
+    value = body.cast(body.load(x, (*outer, *place), mask), dtype)
     if mask is not None:
         value = body.where(mask, value, lowest(body, dtype))
     top = over(space, body, "max", value)
     body.store(values, point, top)
     if places is not None:
-        chosen = _unflatten(body, over(space, body, "argmax", value), kernel)
-        if any(padding):
+        visible, starts = window.visible(out, sizes), window.starts(out)
+        chosen = _unflatten(body, over(space, body, "argmax", value), [len(steps) for steps in visible])
+        chosen = [k + steps.start for k, steps in zip(chosen, visible, strict=True)]
+        if any(window.padding):
             # In a window of nothing but the lowest value the argmax may point into the padding: take the first inside.
-            first = [_first_inside(body, start, d) for start, d in zip(starts, dilation, strict=True)]
+            first = [_first_inside(body, start, d) for start, d in zip(starts, window.dilation, strict=True)]
             nothing = top.eq(lowest(body, dtype))
             chosen = [body.where(nothing, f, c) for f, c in zip(first, chosen, strict=True)]
         flat = body.const(0, "i64")
-        for k, start, d, size in zip(chosen, starts, dilation, sizes, strict=True):
+        for k, start, d, size in zip(chosen, starts, window.dilation, sizes, strict=True):
             flat = flat * body.index(size) + (k * d + body.index(start))
         body.store(places, point, flat)
     b.emit(space, body)
@@ -148,20 +125,19 @@ def _avg_pool(
     if not is_float(dtype) or divisor == 0:  # which eager refuses
         return NotImplemented
     kernel = spread(kernel, spatial)
-    stride, padding = spread(stride, spatial, kernel), spread(padding, spatial)
+    window = Window(kernel, spread(stride, spatial, kernel), spread(padding, spatial), (1,) * spatial)
     sizes = x.sizes[-spatial:]
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
-    starts = [o * s - p for o, s, p in zip(point[-spatial:], stride, padding, strict=True)]
-    place = tuple(start + space.reduce_over(k) for start, k in zip(starts, kernel, strict=True))
-    value = body.cast(body.load(x, (*point[:-spatial], *place), inside(body, place, sizes)), dtype)
+    outer, places = point[:-spatial], point[-spatial:]
+    value = body.cast(window.load(body, x, outer, places, window.walk(space, places, sizes)), dtype)
     total = over(space, body, "sum", value)
     if divisor is not None:
         total = total / divisor
     else:
-        edges = padding if count_include_pad else (0,) * spatial
-        count = _window_size(body, starts, kernel, sizes, edges)
+        edges = window.padding if count_include_pad else (0,) * spatial
+        count = _window_size(body, window.starts(places), kernel, sizes, edges)
         total = total / (count if isinstance(count, int) else body.cast(count, dtype))
     body.store(out, point, total)
     b.emit(space, body)

@@ -22,8 +22,9 @@ from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.index import unflatten
 from litz.ops.norm import over
-from litz.ops.pool import Spans, conjunction, inside, spread
+from litz.ops.pool import Spans
 from litz.ops.registry import lowers
+from litz.ops.window import conjunction, inside, spread
 
 aten = torch.ops.aten
 
@@ -32,27 +33,42 @@ _FEW = 4  # windows an element may lie in that are written out one by one
 
 @dataclass(frozen=True)
 class _Windows:
-    """The windows along one dimension: window `o` starts at `o*stride - padding` and is `reach` long."""
+    """The windows along one dimension: window `o` of `count` starts at `o*stride - padding` and is `reach` long."""
 
     stride: int
     padding: int
     reach: int
+    count: int
 
     @property
     def most(self) -> int:
         """How many windows an element may lie in."""
-        return -(-self.reach // self.stride)
+        return min(-(-self.reach // self.stride), self.count)
+
+    @property
+    def all_are_asked(self) -> bool:
+        """Whether an element asks every window there is, since it may lie in all of them."""
+        return self.most == self.count
 
     def seeing(self, i: Expr, k: Expr) -> Expr:
-        """The `k`-th window that may see element `i`, counted from the last; it may not exist."""
-        return (i + self.padding) // self.stride - k
+        """The `k`-th window that may see element `i`: of all, or counted from the last, and then it may not exist."""
+        return k if self.all_are_asked else (i + self.padding) // self.stride - k
+
+    def sees(self, body: Body, i: Expr, o: Expr) -> list[Val]:
+        """What has to hold, beyond that window `o` exists, for it to see element `i`."""
+        offset = i - self.start(o)
+        if not self.all_are_asked:  # it begins no later, and ends too soon only if strides leave a rest
+            return [body.index(offset) < self.reach] if self.reach % self.stride else []
+        low, high = offset.bounds()
+        tests = [body.index(offset) >= 0] if low is None or low < 0 else []
+        return tests if high is not None and high < self.reach else [*tests, body.index(offset) < self.reach]
 
     def start(self, o: Expr) -> Expr:
         return o * self.stride - self.padding
 
-    def counted(self, body: Body, start: Expr, size: int, count: int, edge: int, dtype: str) -> Val | int:
-        """How much of the window at `start` an average counts: a number where that is the same for all of `count`."""
-        starts = [o * self.stride - self.padding for o in range(count)]
+    def counted(self, body: Body, start: Expr, size: int, edge: int, dtype: str) -> Val | int:
+        """How much of the window at `start` an average counts: a number where that is the same for all."""
+        starts = [o * self.stride - self.padding for o in range(self.count)]
         lengths = {min(s + self.reach, size + edge) - max(s, -edge) for s in starts}
         if len(lengths) == 1:
             return lengths.pop()
@@ -102,8 +118,9 @@ def max_pool_backward(
         return _add_to_winners(b, node, grad, indices, spatial)
     kernel = spread(kernel, spatial)
     stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
-    steps = zip(kernel, stride, padding, dilation, strict=True)
-    windows = [_Windows(s, p, (k - 1) * d + 1) for k, s, p, d in steps]
+    counts = [size.int for size in grad.sizes[-spatial:]]
+    steps = zip(kernel, stride, padding, dilation, counts, strict=True)
+    windows = [_Windows(s, p, (k - 1) * d + 1, count) for k, s, p, d, count in steps]
     out = b.allocate(node.meta["val"])
     dtype = compute_type(grad.dtype)
 
@@ -164,24 +181,23 @@ def avg_pool_backward(
         return NotImplemented
     kernel = spread(kernel, spatial)
     stride, padding = spread(stride, spatial, kernel), spread(padding, spatial)
-    windows = [_Windows(s, p, k) for k, s, p in zip(kernel, stride, padding, strict=True)]
+    counts = [size.int for size in grad.sizes[-spatial:]]
+    windows = [_Windows(s, p, k, count) for k, s, p, count in zip(kernel, stride, padding, counts, strict=True)]
     out = b.allocate(node.meta["val"])
     dtype = compute_type(grad.dtype)
     sizes = out.sizes[-spatial:]
 
     def share(body: Body, point: Point, window: Point, exists: Val | None) -> Val:
-        starts = [w.start(o) for w, o in zip(windows, window[-spatial:], strict=True)]
         tests = [] if exists is None else [exists]
-        for i, start, w in zip(point[-spatial:], starts, windows, strict=True):
-            if w.reach % w.stride:  # else every window that was counted sees the element
-                tests.append(body.index(i - start) < w.reach)
+        for w, i, o in zip(windows, point[-spatial:], window[-spatial:], strict=True):
+            tests += w.sees(body, i, o)
         mask = conjunction(tests)
         incoming = body.cast(body.load(grad, window, mask), dtype)
         if divisor is not None:
             return incoming / divisor
-        for w, start, size, count in zip(windows, starts, sizes, grad.sizes[-spatial:], strict=True):
+        for w, o, size in zip(windows, window[-spatial:], sizes, strict=True):
             edge = w.padding if count_include_pad else 0
-            incoming = incoming / w.counted(body, start, size.int, count.int, edge, dtype)
+            incoming = incoming / w.counted(body, w.start(o), size.int, edge, dtype)
         return incoming
 
     _gather(b, out, windows, grad.sizes[-spatial:], share)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from litz.loop.expr import Expr, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
-from litz.ops.pool import conjunction
+from litz.ops.window import conjunction
 
 _STRETCH = 64  # rows added up in one go
 _MOST_STRETCHES = 256

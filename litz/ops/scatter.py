@@ -19,8 +19,8 @@ from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand
 from litz.ops.index import counts, unflatten
-from litz.ops.pool import conjunction
 from litz.ops.registry import lowers
+from litz.ops.window import conjunction
 
 aten = torch.ops.aten
 

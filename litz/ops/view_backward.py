@@ -13,9 +13,9 @@ from litz.loop.expr import ONE, ZERO, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
-from litz.ops.pool import conjunction
 from litz.ops.registry import lowers
 from litz.ops.scatter import stepped
+from litz.ops.window import conjunction
 
 aten = torch.ops.aten
 

@@ -372,6 +372,9 @@ POOLS = [
     case("avg_pool-inside", lambda x: _avg_pool(x, [3, 3], [2, 2], [1, 1], False, False), IMAGE),
     case("avg_pool-ceil", lambda x: _avg_pool(x, [3, 2], [2, 3], [1, 0], True), IMAGE),
     case("avg_pool-ceil-inside", lambda x: _avg_pool(x, [3, 3], [2, 2], [1, 1], True, False), LAST),
+    case("avg_pool-larger-than-image", lambda x: _avg_pool(x, [40, 3], [40, 1], [0, 1], True), IMAGE),
+    case("avg_pool-larger-overlap", lambda x: _avg_pool(x, [8, 6], [1, 2], [4, 3], False, False), LAST),
+    case("max_pool-larger-than-image", lambda x: _max_pool(x, [12, 9], [1, 2], [6, 4], [1, 1], False), LAST),
     case("avg_pool-divisor", lambda x: _avg_pool(x, [3, 3], [1, 1], [1, 1], False, True, 5), IMAGE),
     case(
         "avg_pool-3d",
