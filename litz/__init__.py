@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from litz.context import Report, last_report
     from litz.debug.explain_match import explain_match
     from litz.errors import (
         CallError,
@@ -28,14 +27,16 @@ if TYPE_CHECKING:
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule
     from litz.options import Options
+    from litz.report import Report, last_report, reports
 
 _HOME = {
     "compile": "litz.frontdoor",
     "explain_match": "litz.debug.explain_match",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
-    "last_report": "litz.context",
-    "Report": "litz.context",
+    "last_report": "litz.report",
+    "reports": "litz.report",
+    "Report": "litz.report",
     "Options": "litz.options",
     "LitzError": "litz.errors",
     "OptionError": "litz.errors",
@@ -67,6 +68,7 @@ __all__ = [
     "explain_match",
     "last_report",
     "register_replacement",
+    "reports",
     "rule",
 ]
 

@@ -31,6 +31,17 @@ def products_ask_for_sizes() -> bool:
     return torch_version() < (2, 13, 0)
 
 
+def recompile_reason() -> str | None:
+    """Within a backend's call: what Dynamo found changed since it compiled the function before; None the first time.
+
+    There is no public way to ask; where the private one is not as in the versions known, nothing is said.
+    """
+    from torch._dynamo import utils
+
+    context = getattr(utils, "get_metrics_context", lambda: None)()
+    return getattr(context, "_metrics", {}).get("recompile_reason")
+
+
 def torch_library() -> str | None:
     """Path of the library that holds ATen, SLEEF and the C shim."""
     return _loaded_library("libtorch_cpu")

@@ -1,4 +1,4 @@
-"""What one compile knows about itself, and what it tells the user afterwards.
+"""What one compile knows about itself, to tell the user afterwards.
 
 In: the options and the target. Out: a frozen `Report`.
 
@@ -9,58 +9,15 @@ optimisation, so that a wrong result can be bisected to one rewrite.
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from litz.options import Options
+from litz.report import HISTORY, Built, Fallback, Firing, NearMiss, Occasion, Report, Snapshot
 from litz.target import Target
-
-
-class Firing(NamedTuple):
-    """A rewrite rule that applied `times` times; `file` and `line` say where the rule is written."""
-
-    rule: str
-    file: str
-    line: int
-    times: int
-
-
-class NearMiss(NamedTuple):
-    """A rule that nearly applied: how many nodes matched, and the node and reason that stopped it."""
-
-    rule: str
-    node: str
-    why: str
-    matched: int
-    source: str | None
-
-
-class Fallback(NamedTuple):
-    """An operator that was called as it is, why, and the user's line it came from."""
-
-    operator: str
-    why: str
-    source: str | None
-
-
-class Snapshot(NamedTuple):
-    """The text of the program after a stage."""
-
-    stage: str
-    text: str
-
-
-class Built(NamedTuple):
-    """One native program: what a run of it launches, how many different kernels that takes, its arena."""
-
-    kernels: int
-    kernels_built: int
-    calls: Mapping[str, int]
-    arena_bytes: int
 
 
 @dataclass
@@ -76,6 +33,9 @@ class Context:
     fuel: int | None = field(init=False)
     spent: list[str] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)  # a forward, and a backward once it is needed
+    occasion: Occasion = Occasion()
+    left_to_eager: str | None = None
+    number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
 
     def __post_init__(self) -> None:
         self.fuel = self.options.fuel
@@ -122,6 +82,15 @@ class Context:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def leave(self, why: str) -> None:
+        """Nothing is compiled: what was captured runs as the user wrote it."""
+        self.left_to_eager = why
+        self.note(f"left to eager: {why}")
+
+    def publish(self) -> None:
+        """Have the report, complete as of now, among those of the process."""
+        HISTORY.keep(self.number, self.report())
+
     def report(self) -> Report:
         """The report of this compile, complete as of now."""
         calls: dict[str, int] = {}
@@ -129,6 +98,9 @@ class Context:
             for name, count in built.calls.items():
                 calls[name] = calls.get(name, 0) + count
         return Report(
+            occasion=self.occasion,
+            built=tuple(self.built),
+            left_to_eager=self.left_to_eager,
             kernels=sum(b.kernels for b in self.built),
             kernels_built=sum(b.kernels_built for b in self.built),
             calls=tuple(sorted(calls.items())),
@@ -143,83 +115,3 @@ class Context:
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,
         )
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a compile produced. `kernels` and `calls` count what one run of the program launches."""
-
-    kernels: int = 0
-    kernels_built: int = 0
-    calls: tuple[tuple[str, int], ...] = ()
-    fallbacks: tuple[Fallback, ...] = ()
-    arena_bytes: int = 0
-    timings: tuple[tuple[str, float], ...] = ()
-    snapshots: tuple[Snapshot, ...] = ()
-    firings: tuple[Firing, ...] = ()
-    near_misses: tuple[NearMiss, ...] = ()
-    notes: tuple[str, ...] = ()
-    target: str = ""
-    fuel_left: int | None = None
-    last_spent: str | None = None
-
-    @property
-    def launches(self) -> int:
-        """Everything one run starts: kernels and operator calls together."""
-        return self.kernels + sum(count for _, count in self.calls)
-
-    @property
-    def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.timings)
-
-    def snapshot(self, stage: str) -> str:
-        """The text after `stage`."""
-        for found in self.snapshots:
-            if found.stage == stage:
-                return found.text
-        kept = ", ".join(found.stage for found in self.snapshots) or "none; compile with snapshots=True"
-        raise KeyError(f"no snapshot of stage {stage!r} (kept: {kept})")
-
-    def __str__(self) -> str:
-        lines = [f"Litz compiled for {self.target or 'an unknown target'} in {self.seconds * 1e3:.1f} ms"]
-        lines.append(f"  kernels: {self.kernels} launched a run, {self.kernels_built} built")
-        lines.append(f"  arena: {self.arena_bytes:,} bytes")
-        lines += _section("operator calls a run", [f"{name} × {count}" for name, count in self.calls])
-        lines += _section("fallbacks", [_fallback_line(fallback) for fallback in self.fallbacks])
-        lines += _section("rules fired", [_firing_line(firing) for firing in self.firings])
-        lines += _section("stages", [f"{stage}: {seconds * 1e3:.1f} ms" for stage, seconds in self.timings])
-        lines += _section("notes", list(self.notes))
-        if self.fuel_left is not None:
-            lines.append(f"  fuel left: {self.fuel_left}; last spent on: {self.last_spent or 'nothing'}")
-        return "\n".join(lines)
-
-
-def _section(title: str, items: list[str]) -> list[str]:
-    return [f"  {title}:", *(f"    {item}" for item in items)] if items else []
-
-
-def _fallback_line(fallback: Fallback) -> str:
-    where = f" ({fallback.source})" if fallback.source else ""
-    return f"{fallback.operator}: {fallback.why}{where}"
-
-
-def _firing_line(firing: Firing) -> str:
-    where = f" ({firing.file}:{firing.line})" if firing.file else ""
-    return f"{firing.rule} × {firing.times}{where}"
-
-
-# The one process-wide value, for the user's convenience only: no stage reads it.
-_latest: Report | None = None
-_latest_lock = threading.Lock()
-
-
-def set_last_report(report: Report) -> None:
-    global _latest
-    with _latest_lock:
-        _latest = report
-
-
-def last_report() -> Report | None:
-    """The report of the latest compile in this process, or None before the first."""
-    with _latest_lock:
-        return _latest

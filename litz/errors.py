@@ -95,7 +95,11 @@ def source_of(node: Any) -> str | None:
     The innermost frame outside torch itself: `torch/nn/modules/linear.py` tells a user nothing about where
     in their model the linear is. Falls back to the innermost frame of any kind.
     """
-    trace = getattr(node, "meta", {}).get("stack_trace")
+    return user_line(getattr(node, "meta", {}).get("stack_trace"))
+
+
+def user_line(trace: str | None) -> str | None:
+    """The same from the trace itself."""
     if not trace:
         return None
     frames = list(_FRAME.finditer(trace))

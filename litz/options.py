@@ -118,6 +118,10 @@ class Options:
             if field.metadata["changes_code"]
         }
 
+    def without_effect(self) -> list[str]:
+        """Options set to something that Litz accepts and does nothing about, so far."""
+        return [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+
     @property
     def cacheable(self) -> bool:
         """Whether the key entries identify the code in another process: functions of the caller's have a name only."""
@@ -245,6 +249,10 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "before": _check_hooks,
     "after": _check_hooks,
 }
+
+
+_WITHOUT_EFFECT = ("memory_budget", "freeze", "mode")
+_DEFAULTS = Options()
 
 
 def _text(value: Any) -> str:

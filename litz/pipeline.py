@@ -15,7 +15,7 @@ from litz.capture.autograd import Differentiable
 from litz.capture.joint import trace_joint
 from litz.capture.wrappers import wrap
 from litz.codegen.render import render
-from litz.context import Built, Context, set_last_report
+from litz.context import Context
 from litz.errors import CaptureError, OptionError
 from litz.graph.channels_last import channels_last_convolution
 from litz.graph.partition.absent import without_tangents
@@ -29,6 +29,7 @@ from litz.loop.text import print_program
 from litz.loop.verify import verify
 from litz.ops.decompose import decompositions
 from litz.ops.lower import Lowered, lower
+from litz.report import Built
 from litz.runtime.cpu import Executable
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training, plan_memory
@@ -61,7 +62,8 @@ def compile_function(
 
     def backward(absent: tuple[int, ...]) -> Callable[[list[Any], bool], Sequence[Any]]:
         graph = without_tangents(split.backward, split.taken, absent)
-        return compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx), ctx, True, donated).consume
+        graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
+        return compile_graph(graph, ctx, "backward", True, donated).consume
 
     step = Differentiable(joint, split, forward, backward)
     if ctx.options.backward == "eager" or joint.signature.sizes:
@@ -72,7 +74,7 @@ def compile_function(
 
 
 def compile_graph(
-    graph: fx.GraphModule, ctx: Context, training: bool = False, donated: Sequence[int] = ()
+    graph: fx.GraphModule, ctx: Context, part: str = "forward", training: bool = False, donated: Sequence[int] = ()
 ) -> Executable:
     """A functional ATen graph as native code. `donated`: inputs whose memory it may use again."""
     lowered = run("lower", ctx, lower, graph, ctx)
@@ -86,12 +88,9 @@ def compile_graph(
         layout = run("plan_memory", ctx, plan_memory, program)
     rendering = run("render", ctx, render, program, layout, ctx)
     executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
-    ctx.built.append(
-        Built(
-            rendering.launches, rendering.kernels, Counter(c.target for c in program.calls), executable.placement.size
-        )
-    )
-    set_last_report(ctx.report())
+    calls = Counter(call.target for call in program.calls)
+    ctx.built.append(Built(part, rendering.launches, rendering.kernels, calls, executable.placement.size))
+    ctx.publish()
     return executable
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 
 import pytest
+import torch
 
 import litz
-from litz.context import Built, Context, Report, last_report, set_last_report
+from litz.capture import leave
+from litz.context import Context
 from litz.options import Options
+from litz.report import HISTORY, Built, History, Report
 from litz.target import Target
 
 TARGET = Target("x86_64", "avx2", "haswell", "+avx2,+fma", 32, 16, threads=2)
@@ -76,7 +80,7 @@ def test_report_is_frozen_and_readable() -> None:
     ctx.fired("fold", "constants.py", 20)
     ctx.note("left to eager")
     ctx.timings["lower"] = 0.25
-    ctx.built.append(Built(3, 2, {"aten.sort": 1, "aten.addmm": 4}, 4096))
+    ctx.built.append(Built("forward", 3, 2, {"aten.sort": 1, "aten.addmm": 4}, 4096))
     report = ctx.report()
     ctx.note("too late")
     assert report.launches == 8
@@ -98,14 +102,73 @@ def test_report_is_frozen_and_readable() -> None:
     assert str(Report())
 
 
-def test_last_report_is_the_latest_of_any_thread() -> None:
-    first = Report(kernels=1)
-    set_last_report(first)
-    assert litz.last_report() is first
+def test_the_history_keeps_the_latest_in_the_order_of_compiles() -> None:
+    history = History(most=4)
+    assert history.latest is None and history.all() == ()
+    for number in range(6):
+        history.keep(number, Report(kernels=number))
+    again = Report(kernels=30)
+    history.keep(3, again)
+    assert [report.kernels for report in history.all()] == [2, 30, 4, 5] and history.latest is again
+    history.clear()
+    assert history.latest is None
+
+
+def test_the_history_takes_reports_from_any_thread() -> None:
+    history = History()
     reports = [Report(kernels=number) for number in range(8)]
-    threads = [threading.Thread(target=set_last_report, args=(report,)) for report in reports]
+    threads = [threading.Thread(target=history.keep, args=(i, report)) for i, report in enumerate(reports)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert any(last_report() is report for report in reports)
+    assert {id(report) for report in history.all()} == {id(report) for report in reports}
+
+
+def test_every_compile_of_the_process_has_a_report_that_says_what_it_is_and_why() -> None:
+    HISTORY.clear()
+    torch._dynamo.reset()
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight).sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    compiled = torch.compile(broken, backend="litz")
+    compiled(torch.randn(3, 4)).sum().backward()
+    first = litz.reports()
+    assert len(first) == 2
+    assert all(r.occasion.training and r.occasion.why == "the first call" for r in first)
+    assert [{b.part for b in r.built} for r in first] == [{"forward", "backward"}] * 2
+    assert all("test_context.py" in (r.occasion.source or "") for r in first)
+    with torch.no_grad():
+        compiled(torch.randn(5, 4))
+    later = litz.reports()[2:]
+    assert later and not any(r.occasion.training for r in later)
+    assert all(r.occasion.why != "the first call" for r in later)
+    assert "inference, forward of" in later[0].title and later[0].occasion.why in str(later[0])
+
+
+def test_what_is_left_to_eager_names_the_line_of_the_user() -> None:
+    torch._dynamo.reset()
+
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(3, device="meta") + x.sin()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.compile(refused, backend="litz")(torch.ones(3, device="meta"))
+    (said,) = [w for w in seen if "left to eager" in str(w.message)]
+    assert said.filename == __file__
+    report = litz.last_report()
+    assert report is not None and report.left_to_eager is not None and "meta" in report.left_to_eager
+
+
+def test_options_without_effect_say_so() -> None:
+    for name, value in (("freeze", True), ("memory_budget", 0.5), ("mode", "max-autotune")):
+        assert Options.parse({name: value}).without_effect() == [name]
+    assert Options().without_effect() == []
+    leave._warned.clear()
+    with pytest.warns(UserWarning, match="'freeze' has no effect yet"):
+        torch.compile(lambda x: x + 1, backend="litz", options={"freeze": True})(torch.ones(2))

@@ -15,7 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import litz
-from litz.context import set_last_report
+from litz.report import HISTORY
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -23,7 +23,7 @@ X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 def agrees(function: Callable[..., Any], *calls: Sequence[Any], notes: bool = False) -> None:
     """Eager's results for every call, in one graph of Dynamo's, some of it compiled and nothing left to eager."""
     torch._dynamo.reset()
-    set_last_report(None)
+    HISTORY.clear()
     compiled = torch.compile(function, backend="litz", fullgraph=True)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # eager's own flex_attention says that it is slow

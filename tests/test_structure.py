@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer and from those above it.
 LAYERS = (
-    ("options", "errors", "context", "target", "compat"),
+    ("options", "errors", "report", "context", "target", "compat"),
     ("loop",),
     ("ops",),
     ("graph",),

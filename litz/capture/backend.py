@@ -5,7 +5,6 @@ Here is decided what Litz compiles, what it leaves to eager and says so, and for
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +12,17 @@ import torch
 from torch import fx
 
 from litz.capture.higher_order import write_out
+from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.numbers import floats_as_tensors
 from litz.capture.segments import cut, must_be_cut
 from litz.capture.subclasses import is_subclass, parts_of
-from litz.context import Context, set_last_report
-from litz.errors import CaptureError, LitzError
+from litz.compat import recompile_reason
+from litz.context import Context
+from litz.errors import LoweringError, source_of
 from litz.loop.expr import NotConstant
 from litz.options import Options
 from litz.pipeline import Strides, compile_function
+from litz.report import Occasion
 from litz.target import detect
 
 
@@ -33,6 +35,8 @@ def litz(
 ) -> Callable[..., Any]:
     """`mode` and `options` are those of `torch.compile`, which leaves a mode of "default" out."""
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
+    for name in chosen.without_effect():
+        warn_once(f"the option {name!r} has no effect yet")
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
     return compile_captured(graph_module, example_inputs, chosen)
@@ -52,37 +56,41 @@ def compile_captured(
 
 
 def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
-    reason = _left_to_eager(graph_module, example_inputs)
+    occasion = _occasion(graph_module, example_inputs)
+    reason = _not_compiled(graph_module, example_inputs)
     if reason is not None:
-        _warn_once(reason)
-        set_last_report(_context(chosen, f"left to eager: {reason}").report())
-        return graph_module.forward
+        return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
     fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
     if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in (*example_inputs, *fakes)):
-        return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen)
-    return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen)
+        return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
+    return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
 
 
-def _context(options: Options, note: str | None = None) -> Context:
-    ctx = Context(options, detect(options.threads))
-    if note is not None:
-        ctx.note(note)
-    return ctx
+def _context(options: Options, occasion: Occasion) -> Context:
+    return Context(options, detect(options.threads), occasion=occasion)
+
+
+def _occasion(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Occasion:
+    sources = (source_of(node) for node in graph_module.graph.nodes if node.op.startswith("call"))
+    why = recompile_reason()
+    return Occasion(next(filter(None, sources), None), _needs_grad(inputs), Occasion().why if why is None else why)
 
 
 def compile_or_leave(
-    function: Callable[..., Any], inputs: Sequence[Any], strides: Strides, options: Options
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    strides: Strides,
+    options: Options,
+    occasion: Occasion | None = None,
 ) -> Callable[..., Any]:
-    """The function compiled, or, where it cannot be traced, itself and a note that says so."""
-    ctx = _context(options)
+    """The function compiled, or, where it cannot be, itself and a note that says so."""
+    ctx = _context(options, occasion or Occasion(training=_needs_grad(inputs)))
     try:
         return compile_function(function, inputs, strides, ctx, _needs_grad(inputs))
-    except CaptureError as error:
-        # What cannot be traced still runs, as the user wrote it.
-        ctx.note(f"left to eager: {error}")
-        _warn_once(f"a graph could not be traced and runs in eager: {error}")
-        set_last_report(ctx.report())
-        return function
+    except Exception as error:
+        if must_be_raised(error, ctx):
+            raise
+        return left_to_eager(function, error, ctx)
 
 
 def _needs_grad(inputs: Sequence[Any]) -> bool:
@@ -90,47 +98,33 @@ def _needs_grad(inputs: Sequence[Any]) -> bool:
 
 
 def _compile_for_all_sizes(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options
+    graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options, occasion: Occasion
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
     while True:
-        ctx, open_sizes = _context(options), _open_sizes(fakes)
+        ctx, open_sizes = _context(options, occasion), _open_sizes(fakes)
         try:
             compiled = compile_function(graph_module.forward, fakes, None, ctx, _needs_grad(inputs))
         except Exception as error:
             if _open_sizes(fakes) == open_sizes:
-                if isinstance(error, (LitzError, NotConstant)):
-                    return PerSize(graph_module, options, str(error))
-                raise
+                if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
+                    raise
+                return PerSize(graph_module, error, ctx, _for_sizes)
         else:
             if _open_sizes(fakes) == open_sizes:
                 return compiled
         # A stage asked a size for its value: Dynamo guards it now, and it is that number for all stages.
 
 
+def _for_sizes(function: Callable[..., Any], args: Sequence[Any], ctx: Context) -> Callable[..., Any]:
+    new_sizes = ctx.occasion._replace(why="sizes it had not met, in a graph that is compiled for each combination")
+    return compile_or_leave(function, args, None, ctx.options, new_sizes)
+
+
 def _open_sizes(fakes: Sequence[Any]) -> int:
     """Places in the inputs where a size is known only at run time."""
     found = [size for fake in fakes for size in (fake.shape if isinstance(fake, torch.Tensor) else (fake,))]
     return sum(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in found)
-
-
-class PerSize:
-    """A graph with sizes that vary: compiled anew for each combination of sizes it meets."""
-
-    def __init__(self, graph_module: fx.GraphModule, options: Options, why: str):
-        self.graph_module, self.options, self.why = graph_module, options, why
-        self.compiled: dict[tuple, Callable[..., Any]] = {}
-
-    def __call__(self, *args: Any) -> Any:
-        key = (
-            _needs_grad(args),
-            *((tuple(a.shape), a.stride(), a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args),
-        )
-        found = self.compiled.get(key)
-        if found is None:
-            found = compile_or_leave(self.graph_module.forward, args, None, self.options)
-            self.compiled[key] = found
-        return found(*args)
 
 
 def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
@@ -172,7 +166,7 @@ def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None]
     return found
 
 
-def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
+def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """Why this graph is not compiled, or None."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     for whole in [t for t in tensors if is_subclass(t)]:
@@ -193,13 +187,6 @@ def _left_to_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str |
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_warned: set[str] = set()
 
 
-def _warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"litz: {reason}", stacklevel=3)
-
-
-__all__ = ["PerSize", "compile_or_leave", "litz"]
+__all__ = ["compile_or_leave", "litz"]

@@ -93,10 +93,13 @@ def _run(tracer: _Trace) -> Joint:
             stack.enter_context(recorder)
             outputs = tracer(*fakes)
         module = recorder.finish(outputs)
-    except CaptureError:
+    except CaptureError as error:
+        error.source = error.source or recorder.user_line
         raise
     except Exception as error:
-        raise CaptureError(f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace") from error
+        raise CaptureError(
+            f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace", source=recorder.user_line
+        ) from error
     return tracer.finish(module)
 
 

@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
-from litz.errors import CaptureError
+from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS
 from litz.graph.sizes import sizes_as_arguments
 
@@ -39,6 +39,10 @@ class Recorder(TorchDispatchMode):
         self._region = self._regions = 0
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
+
+    @property
+    def user_line(self) -> str | None:
+        return user_line(self.source)
 
     # -- inputs and outputs ------------------------------------------------------------------------
     def placeholder(self, value: Any, position: int) -> None:

@@ -16,13 +16,14 @@ import torch
 from torch import fx
 
 from litz.capture.joint import trace_joint
-from litz.context import Context, Firing, NearMiss
+from litz.context import Context
 from litz.errors import RuleError
 from litz.graph.rewrite import Rule
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.rules import SUBJECTS
 from litz.options import Options
+from litz.report import Firing, NearMiss
 from litz.target import detect
 
 

@@ -16,7 +16,7 @@ def compiles(monkeypatch):
     torch._dynamo.reset()
     graphs: list[object] = []
 
-    def refuse(graph_module, options, why):
+    def refuse(graph_module, why, *rest):
         raise AssertionError(f"compiled for each size: {why}")
 
     monkeypatch.setattr(backend, "PerSize", refuse)

@@ -196,7 +196,7 @@ def test_what_is_made_otherwise_is_compiled_again_or_left(route: Route) -> None:
 @both
 def test_a_gradient_of_another_kind_than_its_tensor_is_left_to_eager(route: Route) -> None:
     with pytest.warns(UserWarning, match="the gradient of a plain tensor is a subclass"):
-        litz.capture.backend._warned.clear()
+        litz.capture.leave._warned.clear()
         agrees(
             route, lambda x, w: x @ w,
             lambda: [torch.randn(4, 3, requires_grad=True), two(3, 5, needs_grad=True)], compiled=False,

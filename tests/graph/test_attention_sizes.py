@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import litz
-from litz.capture.backend import PerSize
 from litz.capture.backend import litz as backend
+from litz.capture.leave import PerSize
 
 H, D = 4, 16
 

@@ -1,0 +1,192 @@
+"""What one compile tells the user, and the reports of all compiles of the process.
+
+In: what a `Context` wrote down. Out: a frozen `Report` that prints well; `reports()` has one for every graph that was
+compiled, a model with graph breaks having many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Firing(NamedTuple):
+    """A rewrite rule that applied `times` times; `file` and `line` say where the rule is written."""
+
+    rule: str
+    file: str
+    line: int
+    times: int
+
+
+class NearMiss(NamedTuple):
+    """A rule that nearly applied: how many nodes matched, and the node and reason that stopped it."""
+
+    rule: str
+    node: str
+    why: str
+    matched: int
+    source: str | None
+
+
+class Fallback(NamedTuple):
+    """An operator that was called as it is, why, and the user's line it came from."""
+
+    operator: str
+    why: str
+    source: str | None
+
+
+class Snapshot(NamedTuple):
+    """The text of the program after a stage."""
+
+    stage: str
+    text: str
+
+
+class Occasion(NamedTuple):
+    """What was compiled and why: the first of the user's lines in it, whether gradients were asked for, and what
+    Dynamo found changed since it compiled the same function before."""
+
+    source: str | None = None
+    training: bool = False
+    why: str = "the first call"
+
+
+class Built(NamedTuple):
+    """One native program: its part (forward or backward), what a run of it launches, how many different kernels that
+    takes, its arena."""
+
+    part: str
+    kernels: int
+    kernels_built: int
+    calls: Mapping[str, int]
+    arena_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
+    was compiled, backward. `left_to_eager` says why nothing was compiled, if so."""
+
+    occasion: Occasion = Occasion()
+    built: tuple[Built, ...] = ()
+    left_to_eager: str | None = None
+    kernels: int = 0
+    kernels_built: int = 0
+    calls: tuple[tuple[str, int], ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    arena_bytes: int = 0
+    timings: tuple[tuple[str, float], ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    firings: tuple[Firing, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    notes: tuple[str, ...] = ()
+    target: str = ""
+    fuel_left: int | None = None
+    last_spent: str | None = None
+
+    @property
+    def launches(self) -> int:
+        """Everything one run starts: kernels and operator calls together."""
+        return self.kernels + sum(count for _, count in self.calls)
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.timings)
+
+    @property
+    def title(self) -> str:
+        """One line: what it is of, which parts of it were compiled, and why."""
+        kind = "training" if self.occasion.training else "inference"
+        parts = " and ".join(dict.fromkeys(built.part for built in self.built)) or "nothing"
+        where = f" of {self.occasion.source}" if self.occasion.source else ""
+        return f"{kind}, {parts}{where}; because: {self.occasion.why}"
+
+    def snapshot(self, stage: str) -> str:
+        """The text after `stage`."""
+        for found in self.snapshots:
+            if found.stage == stage:
+                return found.text
+        kept = ", ".join(found.stage for found in self.snapshots) or "none; compile with snapshots=True"
+        raise KeyError(f"no snapshot of stage {stage!r} (kept: {kept})")
+
+    def __str__(self) -> str:
+        lines = [f"Litz compiled for {self.target or 'an unknown target'} in {self.seconds * 1e3:.1f} ms"]
+        lines.append(f"  {self.title}")
+        lines.append(f"  kernels: {self.kernels} launched a run, {self.kernels_built} built")
+        lines.append(f"  arena: {self.arena_bytes:,} bytes")
+        lines += _section("operator calls a run", [f"{name} × {count}" for name, count in self.calls])
+        lines += _section("fallbacks", [_fallback_line(fallback) for fallback in self.fallbacks])
+        lines += _section("rules fired", [_firing_line(firing) for firing in self.firings])
+        lines += _section("rules that nearly applied", [_near_miss_line(miss) for miss in self.near_misses])
+        lines += _section("stages", [f"{stage}: {seconds * 1e3:.1f} ms" for stage, seconds in self.timings])
+        lines += _section("notes", list(self.notes))
+        if self.fuel_left is not None:
+            lines.append(f"  fuel left: {self.fuel_left}; last spent on: {self.last_spent or 'nothing'}")
+        return "\n".join(lines)
+
+
+def _section(title: str, items: list[str]) -> list[str]:
+    return [f"  {title}:", *(f"    {item}" for item in items)] if items else []
+
+
+def _fallback_line(fallback: Fallback) -> str:
+    where = f" ({fallback.source})" if fallback.source else ""
+    return f"{fallback.operator}: {fallback.why}{where}"
+
+
+def _near_miss_line(miss: NearMiss) -> str:
+    where = f" ({miss.source})" if miss.source else ""
+    return f"{miss.rule}: stopped at {miss.node} after {miss.matched} nodes: {miss.why}{where}"
+
+
+def _firing_line(firing: Firing) -> str:
+    where = f" ({firing.file}:{firing.line})" if firing.file else ""
+    return f"{firing.rule} × {firing.times}{where}"
+
+
+class History:
+    """The latest reports of the process, in the order of their compiles; one that is made anew, when the backward
+    follows, keeps its place. For the user's convenience only: no stage reads it."""
+
+    def __init__(self, most: int = 1000):
+        self._most = most
+        self._reports: dict[int, Report] = {}
+        self._latest: Report | None = None
+        self._lock = threading.Lock()
+
+    def keep(self, compile: int, report: Report) -> None:
+        with self._lock:
+            self._reports[compile] = self._latest = report
+            while len(self._reports) > self._most:
+                del self._reports[next(iter(self._reports))]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._reports.clear()
+            self._latest = None
+
+    def all(self) -> tuple[Report, ...]:
+        with self._lock:
+            return tuple(self._reports.values())
+
+    @property
+    def latest(self) -> Report | None:
+        with self._lock:
+            return self._latest
+
+
+HISTORY = History()
+
+
+def last_report() -> Report | None:
+    """The report of the latest compile in this process, or None before the first."""
+    return HISTORY.latest
+
+
+def reports() -> tuple[Report, ...]:
+    """A report for every graph compiled in this process (the latest thousand), in the order of their compiles."""
+    return HISTORY.all()
