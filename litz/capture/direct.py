@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from litz.capture.backend import compile_or_leave
+from litz.loop.exact import exact
 from litz.options import Options
 
 
@@ -44,8 +45,8 @@ class Direct:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         state = self._state()
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)] + list(state.values())
-        plain = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-        key = (structure, plain, tuple(state), self._training(), _modes(), _described(tensors))
+        plain = tuple(None if isinstance(x, torch.Tensor) else exact(x) for x in leaves)
+        key = (structure, _names((args, kwargs)), plain, tuple(state), self._training(), _modes(), _described(tensors))
         with self._lock:
             found = self._compiled.get(key)
             if found is None:
@@ -83,6 +84,13 @@ class Direct:
 
     def _training(self) -> tuple[bool, ...]:
         return () if self.module is None else tuple(m.training for m in self.module.modules())
+
+
+def _names(container: Any) -> tuple:
+    """The keys of dictionaries: the structure, which has them too, calls 1 and True equal."""
+    if isinstance(container, dict):
+        return tuple((exact(key), _names(value)) for key, value in container.items())
+    return tuple(map(_names, container)) if isinstance(container, (list, tuple)) else ()
 
 
 def _described(tensors: Sequence[torch.Tensor]) -> tuple:

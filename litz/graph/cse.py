@@ -12,6 +12,7 @@ from torch import fx
 
 from litz.context import Context
 from litz.graph.alias import escapes, is_pure, is_view
+from litz.loop.exact import spelled
 
 
 def merge_equal_calls(graph_module: fx.GraphModule, ctx: Context) -> int:
@@ -48,4 +49,4 @@ def _key(value: Any) -> Any:
         return ("dict", *((k, _key(v)) for k, v in sorted(value.items())))
     if isinstance(value, torch.Tensor):
         return id(value)
-    return (type(value), repr(value))
+    return (type(value), spelled(value))

@@ -26,6 +26,7 @@ from litz.graph.pattern import Pattern, root_of
 from litz.graph.sizes import size_of, sizes
 from litz.graph.trace_example import trace_example
 from litz.graph.uniform import Constants
+from litz.loop.exact import exact
 
 MAX_ROUNDS = 10
 WORTH_TELLING = 2  # nodes that must have matched before a failure counts as a near miss
@@ -154,7 +155,7 @@ def metadata(value: Any) -> Any:
         return (sizes(value.shape), sizes(value.stride()), value.dtype, value.device, value.requires_grad)
     if isinstance(value, (list, tuple)):
         return tuple(metadata(v) for v in value)
-    return (type(value), size_of(value))
+    return exact(size_of(value))
 
 
 @dataclass

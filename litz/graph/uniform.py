@@ -245,13 +245,22 @@ def compress(tensor: torch.Tensor) -> torch.Tensor:
         if size > 1:
             first = tensor.narrow(dim, 0, 1)
             # One more row tells most varying tensors apart before all of them are read.
-            if torch.equal(tensor.narrow(dim, 1, 1), first) and bool((tensor == first).all()):
+            bits, expected = _bits(tensor), _bits(first)
+            if torch.equal(bits.narrow(dim, 1, 1), expected) and bool((bits == expected).all()):
                 tensor = first
     return (
         tensor.clone()
         if tensor.numel() * 4 < tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1)
         else tensor
     )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as they lie in memory: 0.0 is not -0.0, and NaN is itself."""
+    return tensor.view(_INTEGERS[tensor.element_size()]) if tensor.is_floating_point() else tensor
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_causal(compact: torch.Tensor, queries: Any, keys: Any) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from litz.loop.dtype import DTYPES
+from litz.loop.exact import Exact
 from litz.loop.expr import ONE, Axis, Expr, Value, expr
 
 POSITIONS = ("argmax", "argmin")  # reductions that give a place instead of a value
@@ -61,8 +62,8 @@ class Load:
     mask: str | None = None
 
 
-@dataclass(frozen=True)
-class Const:
+@dataclass(frozen=True, eq=False)
+class Const(Exact):
     name: str
     dtype: str
     value: float | int | bool
@@ -224,8 +225,8 @@ class View:
 Arg = Union[View, Expr, None, bool, int, float, complex, str, object, tuple]
 
 
-@dataclass(frozen=True)
-class Call:
+@dataclass(frozen=True, eq=False)
+class Call(Exact):
     """An operator called as it is. `results` are the windows its outputs are written to or bound to.
 
     `owns`: the operator allocates its results, and their buffers live outside the arena.
@@ -276,8 +277,8 @@ class SizeSource:
         return int(value) if self.dim is None else value.shape[self.dim]
 
 
-@dataclass(frozen=True)
-class Program:
+@dataclass(frozen=True, eq=False)
+class Program(Exact):
     buffers: dict[str, Buffer]
     inputs: tuple[str | None, ...]  # one an argument: its buffer, or None for what is not a tensor
     outputs: tuple[Arg, ...]  # views, and plain values returned as they are

@@ -125,6 +125,11 @@ def _sign(a):
     return np.where(np.isnan(a), 0, np.sign(a)) if np.asarray(a).dtype.kind == "f" else np.sign(a)
 
 
+def _scaleb(a, b):
+    exponent = np.nan_to_num(np.trunc(np.clip(b, -5000, 5000)), nan=0.0).astype(np.int32)
+    return np.where(np.isnan(b), b, np.ldexp(a, exponent))
+
+
 _X = ((-2.5,), (-0.0,), (0.0,), (0.3,), (1.0,), (7.25,))
 _POS = ((0.0,), (1e-6,), (0.3,), (1.0,), (123.0,))
 _UNIT = ((-1.0,), (-0.3,), (0.0,), (0.7,), (1.0,))
@@ -186,6 +191,7 @@ _ROWS = (
     _float1("log2", np.log2, "sleef log2 u10", "tl.log2({a})", 14, _POS),
     _float1("log10", np.log10, "sleef log10 u10", "libdevice.log10({a})", 14, _POS),
     _float1("log1p", np.log1p, "sleef log1p u10", "libdevice.log1p({a})", 20, _POS),
+    Scalar("scaleb", 2, _scaleb, {F: "inline scaleb"}, "libdevice.ldexp({a}, {b}.to(tl.int32))", cost=10, samples=((1.5, 3.0), (-0.0, 200.0), (1e-30, 200.0), (3.0, -150.0), (1e-45, 149.0), (1.75, -1074.0), (1.5, 1030.0))),
     Scalar("pow", 2, np.power, {F: "sleef pow u10"}, "libdevice.pow({a}, {b})", cost=40, samples=((2.0, 3.0), (0.5, -1.5), (4.0, 0.5))),
     # trigonometry
     _float1("sin", np.sin, "sleef sin u10", "tl.sin({a})", 20),

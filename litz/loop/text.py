@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
+from litz.loop.exact import spelled
 from litz.loop.expr import ZERO, Expr, Size
 from litz.loop.ir import (
     Arg,
@@ -86,7 +87,7 @@ def print_op(op: Op) -> str:
         masked = "" if op.mask is None else f" if {op.mask}"
         meaning = f"load {op.buffer}[{op.index}]{masked}"
     elif isinstance(op, Const):
-        meaning = f"const {op.value!r}"
+        meaning = f"const {spelled(op.value)}"
     elif isinstance(op, Index):
         meaning = f"index {op.expr}"
     elif isinstance(op, Check):
@@ -121,9 +122,9 @@ def print_arg(arg: Arg) -> str:
     if isinstance(arg, Expr):
         return f"{{{arg}}}"
     if arg is None or isinstance(arg, (bool, int, float)):
-        return repr(arg)
+        return spelled(arg)
     if isinstance(arg, complex):
-        return f"complex({arg.real!r}, {arg.imag!r})"
+        return f"complex({spelled(arg.real)}, {spelled(arg.imag)})"
     if isinstance(arg, str):
         return json.dumps(arg)
     if isinstance(arg, tuple):

@@ -41,10 +41,15 @@ def log_sigmoid(b: Builder, node: fx.Node, x: View) -> Any:
     """The second result is eager's scratch for its own backward, empty or not: it holds what eager puts there."""
     fakes = node.meta["val"]
     dtype = compute_type(x.dtype)
-    out = b.pointwise(fakes[0], lambda body, point: -softplus_of(body, -operand(body, point, x, dtype)))
-    kept = b.pointwise(
-        fakes[1], lambda body, point: body.apply("exp", -body.apply("abs", operand(body, point, x, dtype)))
-    )
+
+    def small(body: Body, v: Val) -> Val:
+        return body.apply("exp", -body.apply("abs", v))
+
+    def formula(body: Body, v: Val) -> Val:
+        return body.apply("min", v, 0) - body.apply("log1p", small(body, v))
+
+    out = b.pointwise(fakes[0], lambda body, point: formula(body, operand(body, point, x, dtype)))
+    kept = b.pointwise(fakes[1], lambda body, point: small(body, operand(body, point, x, dtype)))
     return out, kept
 
 
@@ -56,7 +61,7 @@ def threshold(b: Builder, node: fx.Node, x: View, limit: float, value: float) ->
 
 @lowers(aten.celu.default)
 def celu(b: Builder, node: fx.Node, x: View, alpha: float = 1) -> View:
-    return elementwise(b, node, lambda body, v: body.where(v > 0, v, body.apply("expm1", v / alpha) * alpha), x)
+    return elementwise(b, node, lambda body, v: body.where(v < 0, body.apply("expm1", v / alpha) * alpha, v), x)
 
 
 @lowers(aten.hardshrink.default)

@@ -18,6 +18,7 @@ from torch import fx
 from litz.context import Context
 from litz.errors import LoweringError, source_of
 from litz.loop.dtype import DTYPES, compute_type, from_torch
+from litz.loop.exact import exact
 from litz.loop.expr import ONE, ZERO, Axis, Expr, ExprLike, Value, expr
 from litz.loop.ir import (
     POSITIONS,
@@ -137,7 +138,7 @@ class Body:
     def const(self, value: float | int | bool, dtype: str) -> Val:
         kind = DTYPES[dtype].kind
         value = float(value) if kind == "float" else bool(value) if kind == "bool" else _wrapped(int(value), dtype)
-        return self._value(lambda name: Const(name, dtype, value), dtype, "const", dtype, repr(value))
+        return self._value(lambda name: Const(name, dtype, value), dtype, "const", dtype, exact(value))
 
     def like(self, value: Val, other: Val | float) -> Val:
         return other if isinstance(other, Val) else self.const(other, value.dtype)

@@ -97,7 +97,7 @@ def nan_to_num(
 
     def formula(body: Body, v: Val) -> Val:
         finite = body.where(v.eq(math.inf), high, body.where(v.eq(-math.inf), low, v))
-        return body.where(body.apply("isnan", v), nan or 0.0, finite)
+        return body.where(body.apply("isnan", v), 0.0 if nan is None else nan, finite)
 
     return elementwise(b, node, formula, x)
 

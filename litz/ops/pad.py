@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
+from litz.loop.exact import is_positive_zero
 from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops import update
@@ -29,8 +30,8 @@ def constant_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], value: 
         place = tuple(i - p for i, p in zip(point, before, strict=True))
         mask = inside(body, place, x.sizes)
         read = body.load(x, place, mask)
-        # A masked load is zero already.
-        return read if mask is None or value == 0 else body.where(mask, read, value)
+        # A masked load is zero already, and positive.
+        return read if mask is None or is_positive_zero(value) else body.where(mask, read, value)
 
     return b.pointwise(node.meta["val"], formula)
 

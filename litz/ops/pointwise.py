@@ -283,13 +283,17 @@ def masked_fill(b: Builder, node: fx.Node, x: View, mask: View, value: Any) -> V
 def clamp(b: Builder, node: fx.Node, x: View, low: Any = None, high: Any = None) -> View:
     dtype = computed(node.meta["val"])
 
+    # Two bounds of one element each are spread over the tensor, and count as numbers.
+    both = [bound for bound in (low, high) if isinstance(bound, View) and all(size is ONE for size in bound.sizes)]
+    spread = len(both) == 2
+
     def formula(body: Body, point: tuple) -> Val:
         value = operand(body, point, x, dtype)
         for name, bound in (("max", low), ("min", high)):
             if bound is not None:
                 limit = operand(body, point, bound, dtype)
-                # Of two zeros, eager takes its own with a number for a bound, and the bound's with a tensor.
-                pair = (value, limit) if isinstance(bound, View) else (limit, value)
+                # Of two zeros, eager takes its own with numbers for bounds, and the bound's with a tensor.
+                pair = (value, limit) if isinstance(bound, View) and not spread else (limit, value)
                 value = body.apply(name, *pair)
         return value
 
@@ -380,7 +384,7 @@ def leaky_relu(b: Builder, node: fx.Node, x: View, slope: float = 0.01) -> View:
 def elu(b: Builder, node: fx.Node, x: View, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> View:
     def formula(body: Body, v: Val) -> Val:
         below = body.apply("expm1", v * input_scale) * alpha
-        return body.where(v > 0, v, below) * scale
+        return body.where(v < 0, below, v) * scale
 
     return elementwise(b, node, formula, x)
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import DTYPES, compute_type, is_float
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Val
+from litz.ops.builder import Body, Builder, Point, Val, computed, dtype_of, operand
 from litz.ops.pointwise import elementwise
 from litz.ops.registry import lowers
 
@@ -54,6 +55,32 @@ def erfinv(b: Builder, node: fx.Node, x: View) -> View:
         return body.where(size.eq(1), edge, body.where(size < 1, found, math.nan))
 
     return elementwise(b, node, formula, x, common="f64")
+
+
+# -- powers of two ----------------------------------------------------------------------------
+@lowers(aten.ldexp.Tensor)
+def ldexp(b: Builder, node: fx.Node, x: View, exponent: View) -> View:
+    def scaled(body: Body, v: Val, e: Val) -> Val:
+        # Cut to 32 bits, as eager cuts it; beyond the limits every number overflows, or vanishes.
+        whole = body.apply("min", body.apply("max", body.cast(e, "i32"), -5000), 5000)
+        return body.apply("scaleb", v, body.cast(whole, v.dtype))
+
+    fake = node.meta["val"]
+    dtype, whole = computed(fake), DTYPES[exponent.dtype].kind in ("int", "uint")
+    if whole and is_float(x.dtype):
+        return b.pointwise(
+            fake,
+            lambda body, at: scaled(body, operand(body, at, x, dtype), operand(body, at, exponent, exponent.dtype)),
+        )
+    # Eager multiplies by a power of two, in the type that it gives the power.
+    power = dtype_of(fake) if not is_float(exponent.dtype) else exponent.dtype
+    two = compute_type(power)
+
+    def product(body: Body, at: Point) -> Val:
+        factor = body.apply("pow", body.const(2, two), operand(body, at, exponent, two))
+        return operand(body, at, x, dtype) * body.cast(body.cast(factor, power), dtype)
+
+    return b.pointwise(fake, product)
 
 
 # -- derivatives of log(gamma) ----------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from litz.loop.contraction import contraction
+from litz.loop.exact import exact
 from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Size, Value, constant, expr, is_nonnegative
 from litz.loop.ir import POSITIONS, Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
 from litz.loop.passes import last_pass_only
@@ -319,7 +320,7 @@ class _Joined:
                 mask = None if op.mask is None else names[op.mask]
                 names[op.name] = self._add(replace(op, index=index, mask=mask), ("load", op.buffer, index, mask))
             elif isinstance(op, Const):
-                names[op.name] = self._add(op, ("const", op.dtype, repr(op.value)))
+                names[op.name] = self._add(op, ("const", op.dtype, exact(op.value)))
             elif isinstance(op, Index):
                 e = _renamed(op.expr, moved, names)
                 names[op.name] = self._add(replace(op, expr=e), ("index", op.dtype, e))

@@ -162,6 +162,41 @@ def _log(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("ult", x, m.c(0.0)), m.c(pymath.nan), y)
 
 
+def _scaleb(m: Arithmetic, args: Sequence[str]) -> str:
+    """The first times two to the second, a whole number, rounded once."""
+    x, n = args
+    low, high = m.cmp("olt", n, m.c(-5000)), m.cmp("ogt", n, m.c(5000))
+    whole = m.cast("fptosi", m.select(low, m.c(-5000), m.select(high, m.c(5000), n)), m.t, m.int_t)
+    if m.dtype == "f32":
+        # In doubles, where neither factor nor product is ever denormal.
+        wide = Arithmetic(m.w, "f64", m.lanes)
+        exponent = _between(wide, m.cast("sext", whole, m.int_t, wide.int_t), -400, 400)
+        product = wide.i("fmul", m.cast("fpext", x, m.t, wide.t), _power_of_two(wide, exponent))
+        y = m.cast("fptrunc", product, wide.t, m.t)
+    else:
+        y = x
+        for _ in range(2):
+            # Down in steps that leave the last one to round: what is in between must not be denormal.
+            for beyond, limit, step in (("sgt", 1023, 1023), ("slt", -1022, 53 - 1022)):
+                far = m.w.let(f"icmp {beyond} {m.int_t} {whole}, {m.c(limit, 'i64')}")
+                y = m.i("fmul", y, m.select(far, m.c(2.0**step), m.c(1.0)))
+                rest = m.i("sub", whole, m.c(step, "i64"), m.int_t)
+                whole = m.select(far, rest, whole, m.int_t)
+        y = m.i("fmul", y, _power_of_two(m, _between(m, whole, -1022, 1023)))
+    return m.select(m.cmp("uno", n, n), n, y)
+
+
+def _between(m: Arithmetic, whole: str, low: int, high: int) -> str:
+    whole = m.w.intrinsic("llvm.smax", m.int_t, whole, m.c(low, m.int_dtype))
+    return m.w.intrinsic("llvm.smin", m.int_t, whole, m.c(high, m.int_dtype))
+
+
+def _power_of_two(m: Arithmetic, exponent: str) -> str:
+    """Two to an integer, which must be the exponent of a normal float64."""
+    biased = m.i("shl", m.i("add", exponent, m.c(1023, "i64"), m.int_t), m.c(52, "i64"), m.int_t)
+    return m.cast("bitcast", biased, m.int_t, m.t)
+
+
 def _sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
     negated = m.w.let(f"fneg {m.t} {args[0]}")
     e = inline(m.w, "exp", [Operand(negated, m.dtype, m.lanes)], m.dtype).text
@@ -382,7 +417,9 @@ def _cast(m: Arithmetic, x: str, result: str) -> str:
     t = llvm_type(result, m.lanes)
     if target.kind == "float":
         if source.kind == "float":
-            return m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
+            made = m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
+            # LLVM would move the cast behind a choice such as `x < 0 ? 0 : x`, and lose the sign of x's zeros.
+            return m.w.intrinsic("llvm.arithmetic.fence", t, made)
         return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
     if source.kind == "float":
         if target.bytes >= 4:
@@ -417,7 +454,7 @@ def _to_bfloat16(m: Arithmetic, x: str) -> str:
 
 _INLINE: dict[str, Inline] = {
     "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
-    "asinh": _asinh, "acosh": _acosh,
+    "asinh": _asinh, "acosh": _acosh, "scaleb": _scaleb,
     "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder, "max": _max,
     "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
     "shl": _shl, "shr": _shr, "min": _min,

@@ -17,6 +17,9 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or"
 
 
 def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
+    """Of two zeros, `max` and `min` keep the first, as eager's pools do; the scalar operators take the second."""
+    if kind in ("max", "min"):
+        a, b = b, a
     row = SCALARS[_COMBINE[kind]]
     spelling = row.llvm[DTYPES[a.dtype].kind]
     if spelling.startswith("@"):
