@@ -7,7 +7,7 @@ a single node: it saves what the cut kept, and runs the compiled backward when t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from litz.capture.subclasses import is_subclass
 from litz.errors import CallError
 from litz.graph.partition.mincut import Split
 from litz.graph.signature import Joint, numbers
+from litz.loop.formula import Measures
 
 Core = Callable[..., Sequence[Any]]
 # Drops the arguments from the list it is given as it goes; the flag says that it may also write over saved ones.
@@ -53,7 +54,7 @@ class Differentiable:
                     found = self._backward[absent] = self._compile_backward(absent)
         return found
 
-    def tangent(self, position: int, given: torch.Tensor, measured: Mapping[str, int]) -> torch.Tensor:
+    def tangent(self, position: int, given: torch.Tensor, measured: Measures) -> torch.Tensor:
         """The tangent laid out as traced."""
         sizes, strides, dtype = self.tangents[position]
         if measured:
@@ -70,7 +71,7 @@ class Differentiable:
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
     def gradients(
-        self, inputs: int, sizes: Mapping[str, int], arguments: list[Any], given: Sequence[Any], overwrite: bool
+        self, inputs: int, sizes: Measures, arguments: list[Any], given: Sequence[Any], overwrite: bool
     ) -> tuple[Any, ...]:
         """One gradient for each of the `inputs`, from what was saved and the tangents of the own results.
 

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from litz.capture.higher_order import write_out
+from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
-from litz.capture.numbers import floats_as_tensors
 from litz.capture.segments import cut, must_be_cut
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
@@ -47,7 +47,6 @@ def compile_captured(
 ) -> Callable[..., Any]:
     """One graph of Dynamo's, whole or in pieces."""
     write_out(graph_module)
-    floats_as_tensors(graph_module)
     if must_be_cut(graph_module):
         return cut(graph_module, lambda piece, inputs: compile_captured(piece, inputs, options))
     lifted, state = _lift_state(graph_module)
@@ -61,7 +60,7 @@ def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen
     if reason is not None:
         return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
     fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
-    if any(isinstance(x, torch.SymInt) or _is_symbolic(x) for x in (*example_inputs, *fakes)):
+    if any(isinstance(x, torch.SymInt) or is_symbolic(x) for x in (*example_inputs, *fakes)):
         return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
     return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
 
@@ -149,10 +148,6 @@ def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torc
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(graph_module, graph), [held[name] for name in lifted]
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
 def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None] | None:

@@ -31,7 +31,7 @@ from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
 from litz.graph.sizes import is_dense, sizes
-from litz.ops.sizes import size_sources
+from litz.ops.sizes import number_sources, size_sources
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def _run(tracer: _Trace) -> Joint:
             fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(mode)
-            symbolic = symbolic_mode(inputs) is not None and products_ask_for_sizes()
+            symbolic = any(map(is_symbolic, inputs)) and products_ask_for_sizes()
             if symbolic or (training and _normalises_batches(tracer.function)):
                 # Batch norm only has a functional form behind this dispatcher, which slows all others down.
                 stack.enter_context(enable_python_dispatcher())
@@ -143,18 +143,28 @@ def _normalises_batches(function: Any) -> bool:
 
 
 def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
-    """The mode of inputs that are fake and have sizes known only at run time: tracing goes on in it."""
-    for value in inputs:
-        if isinstance(value, FakeTensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+    """The mode in which tracing goes on where an input is fake and has, or is, a number known only at run time."""
+    symbols = [value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)) or is_symbolic(value)]
+    for value in (*symbols, *inputs) if symbols else ():
+        if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
             return value.fake_mode
-    return None
+    return FakeTensorMode(shape_env=symbols[0].node.shape_env, allow_non_fake_inputs=True) if symbols else None
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a tensor is a fake whose sizes, or the float it holds, are known only at run time."""
+    if not isinstance(value, FakeTensor):
+        return False
+    return value.item_memo is not None or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, FakeTensor) and value.fake_mode is mode:
-        return value.detach()
+        alone = value.detach()
+        alone.item_memo = value.item_memo
+        return alone
     if isinstance(value, FakeTensor):
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
         value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
@@ -348,6 +358,7 @@ class _Trace:
         signature = Signature(
             tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
             self.autocast, self.bases, self.returned_members, self.subclasses, size_sources(self.given),
+            number_sources(self.given),
         )  # fmt: skip
         gradient_of = self.gradient_of if self.training else ()
         return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from litz.errors import CaptureError
 from litz.graph.signature import Output, Window
-from litz.ops.sizes import symbolic_size
+from litz.ops.sizes import symbolic_float, symbolic_size
 
 
 def classify(
@@ -96,13 +96,13 @@ def window_on(base: torch.Tensor, view: torch.Tensor) -> Window:
 
 
 def known(value: Any) -> Any:
-    """A number, or what it is made of: an expression in sizes. What no expression can say is asked for its value, and
-    Dynamo compiles anew where that is another one."""
+    """A number, or what it is made of: an expression in sizes, or a formula. A truth is asked for its value, and Dynamo
+    compiles anew where that is another one."""
     if isinstance(value, torch.SymInt):
         made = symbolic_size(value)
         return made.int if made.is_int else made
     if isinstance(value, torch.SymFloat):
-        return float(value)
+        return symbolic_float(value)
     return bool(value) if isinstance(value, torch.SymBool) else value
 
 

@@ -7,7 +7,7 @@ results, last to first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
 from litz.graph.signature import Base, Output, Signature, Subclasses, number
+from litz.loop.formula import Measures
 
 Core = Callable[..., Sequence[Any]]
 
@@ -185,7 +186,7 @@ class RebuildOutputs:
         return [self._build(output, args, results, sizes) for output in self.signature.outputs]
 
     @staticmethod
-    def _build(output: Output, args: Sequence[Any], results: list[Any], sizes: Mapping[str, int]) -> Any:
+    def _build(output: Output, args: Sequence[Any], results: list[Any], sizes: Measures) -> Any:
         if output.kind == "plain":
             return number(output.value, sizes)
         if output.kind == "input":

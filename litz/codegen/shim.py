@@ -17,7 +17,7 @@ from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.writer import Module, Writer, literal
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, ZERO, Expr, expr
-from litz.loop.ir import Call, Program, View
+from litz.loop.ir import Call, Number, Program, View
 from litz.schedule.memory import OUT_VARIANTS
 
 SHIMS: dict[str, str] = {
@@ -64,7 +64,7 @@ def _describable(call: Call) -> bool:
             return arg.dtype in _SCALAR_TYPE and all(s is not ZERO for s in arg.sizes)
         if isinstance(arg, (tuple, list)):
             return all(isinstance(a, (int, Expr)) for a in arg)
-        return arg is None or isinstance(arg, (bool, int, float, Expr, torch.dtype))
+        return arg is None or isinstance(arg, (bool, int, float, Expr, Number, torch.dtype))
 
     return all(known(a) for a in (*call.args, *(v for _, v in call.kwargs))) and all(
         r is None or known(r) for r in call.results
@@ -155,8 +155,7 @@ class _CallWriter:
     def tensor(self, view: View) -> str:
         """A handle on the window, released after the call."""
         w = self.w
-        address = w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[view.buffer]}", "p")
-        data = w.let(f"load ptr, ptr {address}")
+        data = self._slot(view.buffer)
         if view.offset is not ZERO:
             data = w.address("i8", data, self.frame.size(view.offset * DTYPES[view.dtype].bytes))
         sizes, strides = self.array(view.sizes), self.array(view.strides)
@@ -198,9 +197,22 @@ class _CallWriter:
         if kind == "bool":
             return f"i32 {int(value)}"
         if kind in ("float", "number"):
-            return f"double {literal(float(value), 'f64')}"
+            return f"double {self._float(value)}"
         assert kind in ("int", "SymInt"), f"the shim has no rule for {kind}"
         return f"i64 {self.frame.size(expr(value))}"
+
+    def _float(self, value: Any) -> str:
+        w = self.w
+        if isinstance(value, Number):
+            return w.let(f"load double, ptr {self._slot(value.name)}")
+        if isinstance(value, Expr) and not value.is_int:
+            return w.let(f"sitofp i64 {self.frame.size(value)} to double")
+        return literal(float(value.int if isinstance(value, Expr) else value), "f64")
+
+    def _slot(self, buffer: str) -> str:
+        """Where a buffer begins."""
+        address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
+        return self.w.let(f"load ptr, ptr {address}")
 
     def release_arguments(self) -> None:
         for handle in self.handles:

@@ -6,14 +6,15 @@ functional graph leaves out: writes to inputs, outputs that share memory, gradie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
 from torch import fx
 
 from litz.loop.expr import Expr
-from litz.loop.ir import SizeSource
+from litz.loop.formula import Formula, Measures
+from litz.loop.ir import NumberSource, SizeSource, measure
 
 Number = Union[int, Expr]  # an expression is in sizes known only when the function is called
 
@@ -26,7 +27,7 @@ class Window:
     strides: tuple[Number, ...]
     offset: Number
 
-    def at(self, sizes: Mapping[str, int]) -> Window:
+    def at(self, sizes: Measures) -> Window:
         """The same in numbers alone."""
         return Window(numbers(self.sizes, sizes), numbers(self.strides, sizes), number(self.offset, sizes))
 
@@ -34,11 +35,11 @@ class Window:
         return f"{list(self.sizes)} by {list(self.strides)} from {self.offset}"
 
 
-def number(value: Any, sizes: Mapping[str, int]) -> Any:
-    return value.at(sizes) if isinstance(value, Expr) else value
+def number(value: Any, sizes: Measures) -> Any:
+    return value.at(sizes) if isinstance(value, (Expr, Formula)) else value
 
 
-def numbers(values: Sequence[Number], sizes: Mapping[str, int]) -> tuple[int, ...]:
+def numbers(values: Sequence[Number], sizes: Measures) -> tuple[int, ...]:
     return tuple(number(value, sizes) for value in values)
 
 
@@ -129,6 +130,7 @@ class Signature:
     returned_members: tuple[tuple[int, int], ...] = ()  # outputs that are the member of a base itself, and which one
     subclasses: Subclasses | None = None  # what the arguments and outputs are to the caller, if not plain tensors
     sizes: tuple[SizeSource, ...] = ()  # where the inputs tell the sizes that vary from call to call
+    floats: tuple[NumberSource, ...] = ()  # and the floats
 
     @property
     def mutated(self) -> tuple[int, ...]:
@@ -139,9 +141,9 @@ class Signature:
         """Inputs whose new value autograd must see: returned by the graph and copied in afterwards."""
         return tuple(i for i, x in enumerate(self.inputs) if x.mutated and not x.hidden)
 
-    def measure(self, inputs: Sequence[Any]) -> dict[str, int]:
-        """The sizes that vary, in a call with these inputs."""
-        return {source.name: source.read(inputs) for source in self.sizes}
+    def measure(self, inputs: Sequence[Any]) -> Measures:
+        """The numbers that vary, in a call with these inputs."""
+        return measure(self.sizes, self.floats, inputs)
 
     @property
     def repeated(self) -> tuple[tuple[int, int], ...]:

@@ -16,6 +16,8 @@ from math import gcd
 from typing import Any, ClassVar, Union, cast
 from weakref import WeakValueDictionary
 
+from litz.loop.formula import Formula, Measures
+
 
 class NotConstant(ValueError):
     """A number was asked of an expression that has sizes in it."""
@@ -57,18 +59,22 @@ class Axis(Atom):
 
 
 class Size(Atom):
-    """A size known only when the program is called; at least 1 (a zero or negative one is never compiled).
+    """A whole number known only when the program is called: a size, or an argument that is a number.
 
-    `hint` is a likely value, for choices that any value leaves right. It is part of what the size is: the code made for
-    one value must not depend on the value that another program, compiled before, gave to a size of the same name.
+    `hint` is a likely value, for choices that any value leaves right, and `least` a bound that every value keeps (None:
+    there is none). Both are part of what the size is: the code made for one program must not depend on what another,
+    compiled before, knew about a size of the same name. `formula`: how the host computes it from other sizes.
     """
 
-    __slots__ = ("hint", "name")
+    __slots__ = ("formula", "hint", "least", "name")
 
-    def __init__(self, name: str, hint: int = 64):
-        self.name, self.hint = name, hint
-        self.key = ("size", name, hint)
+    def __init__(self, name: str, hint: int = 64, least: int | None = 1, formula: Formula | None = None):
+        self.name, self.hint, self.least, self.formula = name, hint, least, formula
+        self.key = ("size", name, hint, least, formula)
         self._hash = hash(self.key)
+
+    def at(self, sizes: Measures) -> int:
+        return cast(int, sizes[self.name] if self.formula is None else self.formula.at(sizes))
 
     def __repr__(self) -> str:
         return self.name
@@ -290,9 +296,9 @@ class Expr:
             total = total + product  # type: ignore[operator]
         return total
 
-    def at(self, sizes: Mapping[str, Integer]) -> Integer:
+    def at(self, sizes: Measures) -> Integer:
         """The value of an expression in sizes alone, at these sizes."""
-        return self.int if self.is_int else cast(Integer, self.evaluate(lambda size: sizes[cast(Size, size).name]))
+        return self.int if self.is_int else cast(Integer, self.evaluate(lambda size: cast(Size, size).at(sizes)))
 
     @property
     def hint(self) -> Integer:
@@ -396,12 +402,14 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
         high = atom.size.bounds()[1]
         return 0, None if high is None else high - 1
     if isinstance(atom, Size):
-        return 1, None
+        return atom.least, None
     if isinstance(atom, Value):
         if atom.limit is None:
             return None, None
         high = atom.limit.bounds()[1]
         return 0, None if high is None else high - 1
+    if isinstance(atom, (FloorDiv, Mod)) and not _is_positive(atom.den):
+        return None, None
     if isinstance(atom, Mod):
         low, high = atom.num.bounds()
         den = atom.den.bounds()[1]
@@ -415,6 +423,11 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
         return (0 if low is not None and low >= 0 else None), (high if low is not None and low >= 0 else None)
     den = atom.den.int
     return (None if low is None else low // den), (None if high is None else high // den)
+
+
+def _is_positive(e: Expr) -> bool:
+    low = e.bounds()[0]
+    return low is not None and low > 0
 
 
 def _bounds(e: Expr) -> tuple[int | None, int | None]:
@@ -478,7 +491,7 @@ def floordiv(num: Expr, den: Expr) -> Expr:
         return quotient
     if quotient.terms:
         return quotient + floordiv(remainder, den)
-    if den.is_int:
+    if den.is_int and den.int > 0:
         parts = _split_low(num, den.int)
         if parts is not None:
             return floordiv(parts[0], den)
@@ -489,7 +502,7 @@ def floordiv(num: Expr, den: Expr) -> Expr:
             atom = num.terms[0][0][0]
             if isinstance(atom, FloorDiv) and atom.den.is_int:
                 return floordiv(atom.num, constant(atom.den.int * den.int))
-            if isinstance(atom, Mod) and atom.den.is_int and atom.den.int % den.int == 0:
+            if isinstance(atom, Mod) and atom.den.is_int and atom.den.int > 0 and atom.den.int % den.int == 0:
                 return mod(floordiv(atom.num, den), constant(atom.den.int // den.int))
     return _atom(FloorDiv(num, den))
 
@@ -508,7 +521,7 @@ def mod(num: Expr, den: Expr) -> Expr:
     remainder = _from_dict(split[1])
     if remainder is not num:
         return mod(remainder, den)
-    if den.is_int:
+    if den.is_int and den.int > 0:
         shared = gcd(_content(remainder), den.int)
         if shared > 1:
             return mod(_scale_down(remainder, shared), constant(den.int // shared)) * shared
@@ -538,6 +551,9 @@ def _largest(e: Expr) -> Expr | None:
     total = ZERO
     for monomial, c in e.terms:
         product = constant(c)
+        sizes = [atom for atom in monomial if isinstance(atom, Size)]
+        if len(sizes) < len(monomial) and any(size.least is None or size.least < 0 for size in sizes):
+            return None
         for atom in monomial:
             if isinstance(atom, Size):
                 product = product * atom
@@ -547,7 +563,7 @@ def _largest(e: Expr) -> Expr | None:
                 product = product * (atom.size - 1)
             elif isinstance(atom, Value) and atom.limit is not None:
                 product = product * (atom.limit - 1)
-            elif isinstance(atom, Mod):
+            elif isinstance(atom, Mod) and _is_positive(atom.den):
                 product = product * (atom.den - 1)
             else:
                 return None
@@ -556,15 +572,16 @@ def _largest(e: Expr) -> Expr | None:
 
 
 def is_nonnegative(e: Expr) -> bool:
-    """Whether `e >= 0` for all sizes, which are at least 1: written in what they exceed 1 by, no term is negative."""
+    """Whether `e >= 0` for all sizes: written in what they exceed their least value by, no term is negative."""
     low = e.bounds()[0]
     if low is not None and low >= 0:
         return True
-    sizes = {a for monomial, _ in e.terms for a in monomial}
-    if not all(isinstance(a, Size) for a in sizes):
+    atoms = {a for monomial, _ in e.terms for a in monomial}
+    sizes = {a: a.least for a in atoms if isinstance(a, Size) and a.least is not None}
+    if len(sizes) < len(atoms):
         return False
-    # `s` standing for `s + 1` from here on.
-    shifted = e.substitute({s: expr(s) + 1 for s in sizes})
+    # `s` standing for what it exceeds its least value by from here on.
+    shifted = e.substitute({s: expr(s) + least for s, least in sizes.items()})
     return all(c >= 0 for _, c in shifted.terms)
 
 

@@ -10,6 +10,7 @@ reduction collapses the trailing dimensions, which are the reduced axes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import torch
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Atom, Axis, Expr, Size, Value
+from litz.loop.formula import Measures
 from litz.loop.ir import (
     Apply,
     Arg,
@@ -27,32 +29,37 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    Number,
     Op,
     Program,
     Reduce,
     Scan,
     Store,
     View,
+    measure,
 )
 from litz.loop.scalar import SCALARS
 
-Sizes = Mapping[str, int]
+Sizes = Measures
 
 
 def interpret(program: Program, inputs: Sequence[torch.Tensor | int], sizes: Sizes | None = None) -> list[object]:
     """Runs it. Stores to input buffers change the caller's tensors.
 
-    `sizes`: the values of the program's sizes; one that is alone in an input buffer's size may be left out.
+    `sizes`: the values of the program's sizes and floats; a size that is alone in an input buffer's size may be left
+    out, and so may all that the program says where to find.
     """
     if len(inputs) != len(program.inputs):
         raise CallError(f"the program takes {len(program.inputs)} arguments, and {len(inputs)} were given")
-    known = _bind_sizes(program, inputs, dict(sizes or {}))
+    known = _bind_sizes(program, inputs, measure(program.sizes, program.numbers, inputs) | dict(sizes or {}))
     memory: dict[str, torch.Tensor] = {}
     for name, given in zip(program.inputs, inputs, strict=True):
         if name is not None:
             memory[name] = _flat_input(program.buffers[name], given, known)
     for name, buffer in program.buffers.items():
-        if name not in memory:
+        if buffer.kind == "number":
+            memory[name] = torch.tensor([known[name]], dtype=torch.float64)
+        elif name not in memory:
             memory[name] = _unwritten(buffer, known)
     for step in program.steps:
         if isinstance(step, Kernel):
@@ -62,7 +69,7 @@ def interpret(program: Program, inputs: Sequence[torch.Tensor | int], sizes: Siz
     return [_argument(output, memory, known) for output in program.outputs]
 
 
-def _bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int], known: dict[str, int]) -> dict[str, int]:
+def _bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int], known: dict[str, Any]) -> dict[str, Any]:
     for name, given in zip(program.inputs, inputs, strict=True):
         if name is None or not isinstance(given, torch.Tensor):
             continue
@@ -92,9 +99,9 @@ def _unwritten(buffer: Buffer, sizes: Sizes) -> torch.Tensor:
 def _number(size: Expr, sizes: Sizes) -> int:
     def value_of(atom: Atom) -> int:
         assert isinstance(atom, Size), f"{atom} in {size} is not a size"
-        if atom.name not in sizes:
+        if atom.name not in sizes and atom.formula is None:
             raise CallError(f"size {atom.name} follows from no input: give it in `sizes`")
-        return sizes[atom.name]
+        return atom.at(sizes)
 
     return size.evaluate(value_of)  # type: ignore[return-value]
 
@@ -257,6 +264,8 @@ def _argument(arg: Arg, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> obj
         return _window(arg, memory, sizes)
     if isinstance(arg, Expr):
         return _number(arg, sizes)
+    if isinstance(arg, Number):
+        return memory[arg.name].item()
     if isinstance(arg, (tuple, list)):
         return [_argument(item, memory, sizes) for item in arg]
     return arg

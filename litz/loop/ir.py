@@ -17,6 +17,7 @@ from typing import Any, Union
 from litz.loop.dtype import DTYPES
 from litz.loop.exact import Exact
 from litz.loop.expr import ONE, Axis, Expr, Value, expr
+from litz.loop.formula import Formula, Measures
 
 POSITIONS = ("argmax", "argmin")  # reductions that give a place instead of a value
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", *POSITIONS)
@@ -43,7 +44,8 @@ def identity(kind: str, dtype: str) -> float | int | bool:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Flat memory. `input`: the caller's; `output`: handed to the caller; `temp`: the arena's."""
+    """Flat memory. `input`: the caller's; `output`: handed to the caller; `temp`: the arena's; `number`: one float64,
+    which the host computes at each call."""
 
     name: str
     dtype: str
@@ -221,8 +223,15 @@ class View:
         return total
 
 
+@dataclass(frozen=True)
+class Number:
+    """A float known only when the program is called, as an argument: the one that the buffer of this name holds."""
+
+    name: str
+
+
 # What an argument of a call may be; lists nest.
-Arg = Union[View, Expr, None, bool, int, float, complex, str, object, tuple]
+Arg = Union[View, Expr, Number, None, bool, int, float, complex, str, object, tuple]
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +253,8 @@ class Call(Exact):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(v.buffer for v in views((self.args, self.kwargs))))
+        given = (self.args, self.kwargs)
+        return tuple(dict.fromkeys((*(v.buffer for v in views(given)), *(n.name for n in numbers(given)))))
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -263,18 +273,59 @@ def views(arg: Arg) -> Iterator[View]:
             yield from views(item)
 
 
+def numbers(arg: Arg) -> Iterator[Number]:
+    if isinstance(arg, Number):
+        yield arg
+    elif isinstance(arg, (tuple, list)):
+        for item in arg:
+            yield from numbers(item)
+
+
 @dataclass(frozen=True)
 class SizeSource:
-    """Where a size comes from at run time: an argument that is a number, or a dimension of one that is a tensor."""
+    """Where a size comes from at run time: an argument that is a number, a dimension of one that is a tensor, or a
+    formula over those."""
 
     name: str
-    input: int
+    input: int | None = None
     dim: int | None = None
+    formula: Formula | None = None
 
-    def read(self, args: Sequence[Any]) -> int:
-        """Its value in a call with these arguments."""
+    def read(self, args: Sequence[Any], known: Measures) -> int:
+        """Its value in a call with these arguments, after what formulas are made of."""
+        if self.input is None:
+            assert self.formula is not None
+            return self.formula.at(known)
         value = args[self.input]
         return int(value) if self.dim is None else value.shape[self.dim]
+
+
+@dataclass(frozen=True)
+class NumberSource:
+    """Where a float comes from at run time: an argument that is a tensor of one float64, or a formula."""
+
+    name: str
+    input: int | None = None
+    formula: Formula | None = None
+
+    def read(self, args: Sequence[Any], known: Measures) -> float:
+        if self.input is None:
+            assert self.formula is not None
+            return float(self.formula.at(known))
+        return float(args[self.input])
+
+
+def measure(
+    sizes: Sequence[SizeSource], numbers: Sequence[NumberSource], args: Sequence[Any]
+) -> dict[str, int | float]:
+    """The sizes and floats of a call with these arguments: what arguments tell, then what is computed of that."""
+    known: dict[str, int | float] = {}
+    sources: tuple[SizeSource | NumberSource, ...] = (*sizes, *numbers)
+    for computed in (False, True):
+        for source in sources:
+            if (source.input is None) is computed:
+                known[source.name] = source.read(args, known)
+    return known
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +335,7 @@ class Program(Exact):
     outputs: tuple[Arg, ...]  # views, and plain values returned as they are
     steps: tuple[Step, ...]
     sizes: tuple[SizeSource, ...] = ()
+    numbers: tuple[NumberSource, ...] = ()
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -296,6 +348,6 @@ class Program(Exact):
 
 __all__ = [
     "REDUCTIONS", "SCANS", "UPDATES", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr",
-    "Index", "Kernel", "Load", "Op", "Program", "Reduce", "Scan", "SizeSource", "Step", "Store", "Value", "View",
-    "definitions_for", "identity", "operands", "views",
+    "Index", "Kernel", "Load", "Number", "NumberSource", "Op", "Program", "Reduce", "Scan", "SizeSource", "Step",
+    "Store", "Value", "View", "definitions_for", "identity", "measure", "numbers", "operands", "views",
 ]  # fmt: skip

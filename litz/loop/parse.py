@@ -16,6 +16,7 @@ from typing import NoReturn, TypeVar
 from litz.errors import ParseError
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ZERO, Atom, Axis, Expr, Size, Value, constant, expr
+from litz.loop.formula import Formula
 from litz.loop.ir import (
     Apply,
     Arg,
@@ -26,6 +27,8 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    Number,
+    NumberSource,
     Op,
     Program,
     Reduce,
@@ -45,6 +48,7 @@ T = TypeVar("T")
 def parse_program(text: str) -> Program:
     lines = _Lines(text)
     sizes, sources = _parse_sizes(lines)
+    numbers = _parse_numbers(lines)
     line = lines.take("a program: `program(...) -> (...)`")
     line.word("program")
     buffers: dict[str, Buffer] = {}
@@ -56,7 +60,7 @@ def parse_program(text: str) -> Program:
     steps: list[Step] = []
     while lines.left:
         steps.append(_parse_kernel(lines, sizes) if lines.starts("kernel") else _parse_call(lines, sizes))
-    return Program(buffers, inputs, outputs, tuple(steps), sources)
+    return Program(buffers, inputs, outputs, tuple(steps), sources, numbers)
 
 
 def parse_kernel(text: str) -> tuple[Kernel, dict[str, Buffer]]:
@@ -204,15 +208,37 @@ def _parse_sizes(lines: _Lines) -> tuple[dict[str, Atom], tuple[SizeSource, ...]
 
     def size() -> None:
         name = line.name("the name of a size")
-        sizes[name] = Size(name, _parse_whole(line)) if line.accept("~") else Size(name)
-        if line.accept("from"):
-            line.word("input")
-            position = _parse_whole(line)
-            sources.append(SizeSource(name, position, _parse_whole(line) if line.accept("dim") else None))
+        hint = _parse_whole(line) if line.accept("~") else 64
+        least: int | None = 1
+        if line.accept("least"):
+            least = None if line.accept("any") else _parse_whole(line)
+        position, formula = _parse_source(line)
+        sizes[name] = Size(name, hint, least, formula)
+        if position is not None or formula is not None:
+            dim = _parse_whole(line) if line.accept("dim") else None
+            sources.append(SizeSource(name, position, dim, formula))
 
     line.separated(size)
     line.end()
     return sizes, tuple(sources)
+
+
+def _parse_numbers(lines: _Lines) -> tuple[NumberSource, ...]:
+    if not lines.starts("numbers"):
+        return ()
+    line = lines.take("")
+    line.word("numbers")
+    found = line.separated(lambda: NumberSource(line.name("the name of a number"), *_parse_source(line)))
+    line.end()
+    return tuple(found)
+
+
+def _parse_source(line: _Line) -> tuple[int | None, Formula | None]:
+    """An input's position, or a formula."""
+    if line.accept("from"):
+        line.word("input")
+        return _parse_whole(line), None
+    return None, Formula(_parse_string(line)) if line.accept("is") else None
 
 
 def _parse_input(line: _Line, sizes: Scope, buffers: dict[str, Buffer]) -> str | None:
@@ -368,6 +394,8 @@ def _parse_arg(line: _Line, sizes: Scope) -> Arg:
         return line.bracketed("[", "]", lambda: _parse_arg(line, sizes))
     if line.accept("None"):
         return None
+    if line.accept("number"):
+        return Number(line.name("the name of a number"))
     if line.accept("complex"):
         parts = line.bracketed("(", ")", lambda: _parse_number(line))
         return complex(*parts) if len(parts) == 2 else line.fail("complex(real, imaginary)")
@@ -420,7 +448,10 @@ def _parse_number(line: _Line) -> float | int | bool:
 
 
 def _parse_whole(line: _Line) -> int:
-    return int(line.next()) if line.kind() == "int" else line.fail("a whole number")
+    negative = line.accept("-")
+    if line.kind() != "int":
+        line.fail("a whole number")
+    return -int(line.next()) if negative else int(line.next())
 
 
 def _parse_expr(line: _Line, scope: Scope) -> Expr:

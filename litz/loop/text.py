@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from litz.loop.exact import spelled
 from litz.loop.expr import ZERO, Expr, Size
+from litz.loop.formula import Formula
 from litz.loop.ir import (
     Arg,
     Buffer,
@@ -37,6 +38,8 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    Number,
+    NumberSource,
     Op,
     Program,
     Reduce,
@@ -49,7 +52,7 @@ from litz.loop.ir import (
 )  # fmt: skip
 
 LINE_LENGTH = 110
-BUFFER_KINDS = ("input", "output", "temp")
+BUFFER_KINDS = ("input", "output", "temp", "number")
 
 
 def print_program(program: Program) -> str:
@@ -62,7 +65,7 @@ def print_program(program: Program) -> str:
             arguments.append(_print_buffer(buffer))
         else:
             arguments.append(name or "None")
-    lines = _print_sizes(program_exprs(program), program.sizes)
+    lines = _print_sizes(program_exprs(program), program.sizes) + _print_numbers(program.numbers)
     head = _wrap("program(", arguments, ")")
     lines.append(_wrap(f"{head} -> (", [print_arg(a) for a in program.outputs], ")"))
     lines += [f"buffer {_print_buffer(b)} {b.kind}" for b in program.buffers.values() if b.name not in declared]
@@ -121,6 +124,8 @@ def print_arg(arg: Arg) -> str:
         return shape + stride + offset
     if isinstance(arg, Expr):
         return f"{{{arg}}}"
+    if isinstance(arg, Number):
+        return f"number {arg.name}"
     if arg is None or isinstance(arg, (bool, int, float)):
         return spelled(arg)
     if isinstance(arg, complex):
@@ -158,11 +163,28 @@ def _print_origins(origins: tuple[str, ...]) -> str:
 
 def _print_sizes(exprs: Iterable[Expr], sources: Iterable[SizeSource] = ()) -> list[str]:
     """Those with a source in the order in which the program takes them, then the others by name."""
-    hints = {a.name: f" ~ {a.hint}" for e in exprs for a in e.atoms() if isinstance(a, Size)}
-    places = {s.name: f" from input {s.input}" + ("" if s.dim is None else f" dim {s.dim}") for s in sources}
-    names = dict.fromkeys((*places, *sorted(hints)))
-    declared = [name + hints.get(name, "") + places.get(name, "") for name in names]
+    known = {a.name: a for e in exprs for a in e.atoms() if isinstance(a, Size)}
+    places = {s.name: _print_source(s.input, s.formula) + ("" if s.dim is None else f" dim {s.dim}") for s in sources}
+    declared = []
+    for name in dict.fromkeys((*places, *sorted(known))):
+        size = known.get(name)
+        about = "" if size is None else f" ~ {size.hint}"
+        if size is not None and size.least != 1:
+            about += " least any" if size.least is None else f" least {size.least}"
+        own = "" if size is None or size.formula is None else _print_source(None, size.formula)
+        declared.append(name + about + places.get(name, own))
     return [f"sizes {', '.join(declared)}"] if declared else []
+
+
+def _print_numbers(sources: Iterable[NumberSource]) -> list[str]:
+    declared = [s.name + _print_source(s.input, s.formula) for s in sources]
+    return [f"numbers {', '.join(declared)}"] if declared else []
+
+
+def _print_source(position: int | None, formula: Formula | None) -> str:
+    if position is not None:
+        return f" from input {position}"
+    return "" if formula is None else f" is {json.dumps(formula.text)}"
 
 
 def program_exprs(program: Program) -> Iterator[Expr]:

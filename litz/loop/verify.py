@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from litz.errors import VerifyError
 from litz.loop.dtype import DTYPES, compute_type
-from litz.loop.expr import Axis, Expr, Size, Value
+from litz.loop.expr import ONE, Axis, Expr, Size, Value
 from litz.loop.ir import (
     POSITIONS,
     REDUCTIONS,
@@ -29,12 +29,15 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    NumberSource,
     Op,
     Program,
     Reduce,
     Scan,
+    SizeSource,
     Store,
     View,
+    numbers,
     views,
 )  # fmt: skip
 from litz.loop.reach import disjoint, leaves, outside
@@ -68,7 +71,9 @@ def verify(program: Program) -> None:
         if buffer.kind == "input" and buffer.name not in arguments:
             _fail(f"input buffer {buffer.name} is none of the program's inputs", "every input to be bound", buffer.name)
     # Nothing of an empty buffer is ever read, and nothing has to write it.
-    written = {name for name, buffer in program.buffers.items() if buffer.kind == "input" or buffer.size == 0}
+    written = {
+        name for name, buffer in program.buffers.items() if buffer.kind in ("input", "number") or buffer.size == 0
+    }
     for step in program.steps:
         if isinstance(step, Kernel):
             _KernelRules(step, program.buffers, written).verify()
@@ -106,17 +111,45 @@ def _verify_buffer(key: str, buffer: Buffer) -> None:
 
 
 def _verify_sizes(program: Program) -> None:
-    """A name means one size, and a size that comes from an input comes from one there is."""
-    hints: dict[str, int] = {}
+    """A name means one number, and one that comes from an input comes from one there is."""
+    known: dict[str, Size] = {}
     for atom in {leaf for e in program_exprs(program) for leaf in leaves(e)}:
-        if isinstance(atom, Size) and hints.setdefault(atom.name, atom.hint) != atom.hint:
-            _fail(f"size {atom.name} is likely {atom.hint} and {hints[atom.name]}", "one likely value", atom.name)
+        if not isinstance(atom, Size):
+            continue
+        other = known.setdefault(atom.name, atom)
+        if other.hint != atom.hint:
+            _fail(f"size {atom.name} is likely {atom.hint} and {other.hint}", "one likely value", atom.name)
+        if other != atom:
+            _fail(f"size {atom.name} has different bounds or formulas", "one of each", atom.name)
     for source in program.sizes:
+        if source.input is None:
+            _verify_formula(source, program)
+            continue
         if not 0 <= source.input < len(program.inputs):
             _fail(f"size {source.name} comes from input {source.input}", "an input of the program", source.name)
         if (source.dim is None) != (program.inputs[source.input] is None):
             _fail(f"size {source.name} is dim {source.dim} of {program.inputs[source.input]}",
                   "a dimension of a tensor, or an input that is a number", source.name)  # fmt: skip
+    for number in program.numbers:
+        buffer = program.buffers.get(number.name)
+        if buffer is not None and (buffer.dtype, buffer.size) != ("f64", ONE):
+            _fail(f"number {number.name} is kept as {buffer.dtype}[{buffer.size}]", "one float64", number.name)
+        if number.input is None:
+            _verify_formula(number, program)
+        elif not 0 <= number.input < len(program.inputs) or program.inputs[number.input] is None:
+            _fail(f"number {number.name} comes from input {number.input}", "an input that is a tensor", number.name)
+    computed = {number.name for number in program.numbers if number.input is None}
+    for buffer in program.buffers.values():
+        if buffer.kind == "number" and buffer.name not in computed:
+            _fail(f"nothing computes the number {buffer.name}", "a formula for it", buffer.name)
+
+
+def _verify_formula(source: SizeSource | NumberSource, program: Program) -> None:
+    told = {s.name for s in program.sizes if s.input is not None}
+    told |= {n.name for n in program.numbers if n.input is not None}
+    unknown = sorted(source.formula.symbols - told) if source.formula is not None else ["nothing"]
+    if unknown:
+        _fail(f"{source.name} is computed from {unknown[0]}", "numbers that an input tells", source.name)
 
 
 def _empty(view: View) -> bool:
@@ -148,7 +181,7 @@ def _verify_call(call: Call, buffers: dict[str, Buffer], written: set[str]) -> N
         # What it writes may be handed to it unwritten: the `out` of an operator.
         if view.buffer not in written and view.buffer not in made and not _empty(view):
             _fail(f"{view.buffer} is read before it is written", "an earlier step that writes it", print_call(call))
-    for name in call.mutates:
+    for name in (*call.mutates, *(n.name for n in numbers(arguments))):
         if name not in buffers:
             _fail(f"buffer {name} is not declared", "a declared buffer", print_call(call))
     written |= made

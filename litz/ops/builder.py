@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from litz.errors import LoweringError, source_of
 from litz.loop.dtype import DTYPES, compute_type, from_torch
 from litz.loop.exact import exact
 from litz.loop.expr import ONE, ZERO, Axis, Expr, ExprLike, Value, expr
+from litz.loop.formula import Formula
 from litz.loop.ir import (
     POSITIONS,
     Apply,
@@ -30,6 +31,7 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    Number,
     Op,
     Reduce,
     Scan,
@@ -39,23 +41,26 @@ from litz.loop.ir import (
     contiguous,
 )
 from litz.loop.scalar import BOOL, SCALARS
-from litz.ops.sizes import symbolic_size
+from litz.ops.sizes import symbolic_float, symbolic_size
 
 Point = tuple[Expr, ...]  # one index an axis of a tensor
+# A number in a formula; some are known only when the program is called.
+Numeral = Union[int, float, bool, Expr, torch.SymInt, torch.SymFloat]
 
 
 @dataclass(frozen=True, eq=False)
 class Val:
-    """A value of a body, with the arithmetic one writes formulas in. Python numbers become constants."""
+    """A value of a body, with the arithmetic one writes formulas in. Python numbers become constants, and those known
+    only at run time (sizes, symbolic numbers) what the kernel is told when called."""
 
     body: Body
     name: str
     dtype: str
 
-    def _op(self, op: str, other: Val | float) -> Val:
+    def _op(self, op: str, other: Val | Numeral) -> Val:
         return self.body.apply(op, self, other)
 
-    def _rop(self, op: str, other: Val | float) -> Val:
+    def _rop(self, op: str, other: Val | Numeral) -> Val:
         return self.body.apply(op, self.body.like(self, other), self)
 
     def __add__(self, other):
@@ -118,6 +123,7 @@ class Body:
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
+        self.numbers: dict[str, Formula] = {}  # floats known only at run time that it reads
         self._seen: dict[tuple, Val] = {}
 
     def _value(self, make: Callable[[str], Op], dtype: str, *key: Any) -> Val:
@@ -135,19 +141,37 @@ class Body:
             view.dtype, "load", view.buffer, index, masked,
         )  # fmt: skip
 
-    def const(self, value: float | int | bool, dtype: str) -> Val:
+    def const(self, value: Numeral, dtype: str) -> Val:
+        """The number in that type."""
+        if isinstance(value, torch.SymInt):
+            value = symbolic_size(value)
+        if isinstance(value, Expr):
+            if not value.is_int:
+                return self.cast(self.index(value), dtype)
+            value = value.int
+        if isinstance(value, torch.SymFloat):
+            formula = symbolic_float(value)
+            if isinstance(formula, Formula):
+                return self.cast(self._number(formula), dtype)
+            value = formula
         kind = DTYPES[dtype].kind
         value = float(value) if kind == "float" else bool(value) if kind == "bool" else _wrapped(int(value), dtype)
         return self._value(lambda name: Const(name, dtype, value), dtype, "const", dtype, exact(value))
 
-    def like(self, value: Val, other: Val | float) -> Val:
+    def _number(self, formula: Formula) -> Val:
+        """A float that the host computes, or is given, at each call."""
+        name = formula.name
+        self.numbers[name] = formula
+        return self._value(lambda made: Load(made, "f64", name, ZERO), "f64", "load", name, ZERO, None)
+
+    def like(self, value: Val, other: Val | Numeral) -> Val:
         return other if isinstance(other, Val) else self.const(other, value.dtype)
 
     def index(self, e: ExprLike, dtype: str = "i64") -> Val:
         e = expr(e)
         return self._value(lambda name: Index(name, dtype, e), dtype, "index", dtype, e)
 
-    def apply(self, op: str, *args: Val | float) -> Val:
+    def apply(self, op: str, *args: Val | Numeral) -> Val:
         row = SCALARS[op]
         typed = next(a for a in reversed(args) if isinstance(a, Val))
         vals = [a if isinstance(a, Val) else self.const(a, typed.dtype) for a in args]
@@ -161,7 +185,7 @@ class Body:
             return value
         return self._value(lambda name: Apply(name, dtype, "cast", (value.name,)), dtype, "cast", dtype, value.name)
 
-    def where(self, condition: Val, yes: Val | float, no: Val | float) -> Val:
+    def where(self, condition: Val, yes: Val | Numeral, no: Val | Numeral) -> Val:
         typed = yes if isinstance(yes, Val) else no
         assert isinstance(typed, Val)
         return self.apply("where", condition, self.like(typed, yes), self.like(typed, no))
@@ -224,6 +248,7 @@ class Builder:
     def __init__(self, ctx: Context):
         self.ctx = ctx
         self.buffers: dict[str, Buffer] = {}
+        self.numbers: dict[str, Formula] = {}  # floats known only at run time that any step reads
         self.steps: list[Step] = []
         self.node: fx.Node | None = None  # the operator being lowered
         self._storage_offset: dict[str, Expr] = {}
@@ -269,6 +294,7 @@ class Builder:
         if any(axis.size is ZERO for axis in space.parallel):
             return
         name = self.name_of(self.node)
+        self.numbers.update(body.numbers)
         self.steps.append(
             Kernel(
                 f"{name}_{len(self.steps)}", tuple(space.parallel), tuple(space.reduced), tuple(body.ops), self.origin()
@@ -313,8 +339,8 @@ class Builder:
             Call(
                 f"c{len(self.steps)}",
                 name,
-                freeze(args),
-                freeze(tuple(kwargs.items())),
+                self.freeze(args),
+                self.freeze(tuple(kwargs.items())),
                 tuple(results),
                 mutates,
                 why,
@@ -324,6 +350,22 @@ class Builder:
         if several:
             return tuple(results)
         return results[0] if results else None
+
+    def freeze(self, arg: Any) -> Any:
+        """An argument as a step keeps it: symbolic numbers as what they are at run time."""
+        if isinstance(arg, (list, tuple)):
+            return tuple(self.freeze(a) for a in arg)
+        if isinstance(arg, torch.SymInt):
+            return symbolic_size(arg)
+        if isinstance(arg, torch.SymBool):
+            return bool(arg)
+        if not isinstance(arg, torch.SymFloat):
+            return arg
+        formula = symbolic_float(arg)
+        if not isinstance(formula, Formula):
+            return formula
+        self.numbers[formula.name] = formula
+        return Number(formula.name)
 
     def origin(self) -> tuple[str, ...]:
         return () if self.node is None else (self.node.name,)
@@ -348,12 +390,6 @@ def wants(node: fx.Node, result: int) -> bool:
     return any(user.target is not operator.getitem or (user.args[1] == result and user.users) for user in node.users)
 
 
-def freeze(arg: Any) -> Any:
-    if isinstance(arg, (list, tuple)):
-        return tuple(freeze(a) for a in arg)
-    return symbolic_size(arg) if isinstance(arg, torch.SymInt) else arg
-
-
 def sizes_of(fake: torch.Tensor) -> tuple[Expr, ...]:
     return tuple(Builder.size_expr(s) for s in fake.shape)
 
@@ -376,8 +412,8 @@ def numel(sizes: Sequence[Expr]) -> Expr:
     return total
 
 
-def operand(body: Body, point: Point, arg: View | float, dtype: str) -> Val:
-    """An argument of a pointwise operator as a value of `dtype`: loaded and broadcast, or a constant."""
+def operand(body: Body, point: Point, arg: View | Numeral, dtype: str) -> Val:
+    """An argument of a pointwise operator as a value of `dtype`: loaded and broadcast, or a number."""
     if isinstance(arg, View):
         return body.cast(body.load(arg, broadcast(arg, point)), dtype)
     return body.const(arg, dtype)

@@ -8,7 +8,8 @@ for a view, nothing at all.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from litz.context import Context
 from litz.errors import LitzError, LoweringError, source_of
 from litz.loop.dtype import from_torch
-from litz.loop.ir import Program, View
+from litz.loop.expr import ONE, Size
+from litz.loop.formula import Formula
+from litz.loop.ir import Buffer, NumberSource, Program, SizeSource, View, numbers
+from litz.loop.text import program_exprs
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
     activation_backward,
@@ -55,9 +59,9 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_backward,
     view_copy,
 )  # fmt: skip
-from litz.ops.builder import Builder, dtype_of, freeze, operand
+from litz.ops.builder import Builder, dtype_of, operand
 from litz.ops.registry import LOWERINGS, lowering_of
-from litz.ops.sizes import size_sources
+from litz.ops.sizes import number_held, number_sources, size_sources
 
 aten = torch.ops.aten
 
@@ -93,7 +97,9 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
         if node.op == "placeholder":
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                env[node] = builder.allocate(value, "input", f"in{len(inputs)}")
+                held = number_held(value)
+                name = f"in{len(inputs)}" if held is None or held in builder.buffers else held
+                env[node] = builder.allocate(value, "input", name)
                 inputs.append(env[node].buffer)
             else:
                 env[node] = value
@@ -108,14 +114,36 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             constants.append(tensor)
             constant_names.append(name)
         elif node.op == "output":
-            outputs = freeze(fx.node.map_arg(node.args[0], lambda n: env[n]))
+            outputs = builder.freeze(fx.node.map_arg(node.args[0], lambda n: env[n]))
         else:
             env[node] = _lower_node(builder, node, env)
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    program = Program(
-        builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps), size_sources(given)
+    program = Program(builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps))
+    return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants))
+
+
+def _with_numbers(program: Program, formulas: Mapping[str, Formula], given: Sequence[Any]) -> Program:
+    """The program with what is known only at run time, and where it comes from: `given` are values like its inputs."""
+    sizes, floats = size_sources(given), {source.name: source for source in number_sources(given)}
+    atoms = {atom for e in program_exprs(program) for atom in e.atoms() if isinstance(atom, Size)}
+    computed = {atom.name: atom.formula for atom in atoms if atom.formula is not None}
+    read = {name for step in program.steps for name in step.reads}
+    made = {name: formula for name, formula in formulas.items() if name in read and name not in floats}
+    passed = {number.name for call in program.calls for number in numbers((call.args, call.kwargs))}
+    symbols = {symbol for formula in (*computed.values(), *made.values()) for symbol in formula.symbols}
+    unknown = {atom.name for atom in atoms if atom.formula is None} | symbols | {n for n in made if made[n].text == n}
+    unknown -= {source.name for source in sizes} | floats.keys()
+    if unknown:
+        raise LoweringError(f"the number {min(unknown)} is known only at run time, and no input tells it")
+    return replace(
+        program,
+        buffers=program.buffers | {name: Buffer(name, "f64", ONE, "number") for name in made},
+        sizes=(*sizes, *(SizeSource(name, formula=formula) for name, formula in sorted(computed.items()))),
+        numbers=(
+            *(source for name, source in floats.items() if name in symbols | passed),
+            *(NumberSource(name, formula=formula) for name, formula in made.items()),
+        ),
     )
-    return Lowered(program, tuple(constants))
 
 
 def _attribute(module: Any, path: str) -> Any:

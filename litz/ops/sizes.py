@@ -1,6 +1,9 @@
-"""Sizes known only at run time: PyTorch's symbolic integers as index expressions.
+"""Numbers known only at run time: PyTorch's symbolic integers as index expressions, its symbolic floats as formulas.
 
-In: a `SymInt`. Out: an `Expr` over `Size` atoms named like its symbols, each with its present value as hint.
+In: a `SymInt` or a `SymFloat`. Out: an `Expr` over `Size` atoms named like its symbols, each with its present value as
+hint; or a `Formula`. A whole number of a form that no index expression has (a maximum, what was rounded) is a size of
+its own, which the host computes by a formula. A number that nothing here can write is asked for its value: Dynamo then
+compiles anew where it is another one.
 """
 
 from __future__ import annotations
@@ -8,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from litz.errors import LoweringError
 from litz.loop.expr import Expr, Size, expr
-from litz.loop.ir import SizeSource
+from litz.loop.formula import Formula
+from litz.loop.ir import NumberSource, SizeSource
+from litz.ops.formulas import formula_of
 
 
 def symbolic_size(size: torch.SymInt) -> Expr:
@@ -20,7 +26,26 @@ def symbolic_size(size: torch.SymInt) -> Expr:
     known = node.maybe_as_int()
     if known is not None:
         return expr(known)
-    return _convert(node.expr, node.shape_env)
+    found = _convert(node.expr, node.shape_env)
+    return expr(int(size)) if found is None else found
+
+
+def symbolic_float(number: torch.SymFloat) -> float | Formula:
+    node = number.node
+    known = node.maybe_as_float()
+    if known is not None:
+        return known
+    found = formula_of(node.expr)
+    return float(number) if found is None else found
+
+
+def number_held(value: Any) -> str | None:
+    """The symbol of the float that a fake tensor holds: as such Dynamo passes a Python float that changes."""
+    held = value.item_memo if isinstance(value, FakeTensor) else None
+    if not isinstance(held, torch.SymFloat) or value.dtype is not torch.float64:
+        return None
+    found = symbolic_float(held)
+    return found.name if isinstance(found, Formula) and found.text == found.name else None
 
 
 def size_name(size: torch.SymInt) -> str | None:
@@ -28,7 +53,7 @@ def size_name(size: torch.SymInt) -> str | None:
     found = symbolic_size(size)
     if len(found.terms) == 1 and found.terms[0][1] == 1 and len(found.terms[0][0]) == 1:
         atom = found.terms[0][0][0]
-        return atom.name if isinstance(atom, Size) else None
+        return atom.name if isinstance(atom, Size) and atom.formula is None else None
     return None
 
 
@@ -47,36 +72,76 @@ def size_sources(values: Iterable[Any]) -> tuple[SizeSource, ...]:
     return tuple(found.values())
 
 
-def _convert(e: Any, env: Any) -> Expr:
+def number_sources(values: Iterable[Any]) -> tuple[NumberSource, ...]:
+    """Where, among arguments such as these, the value of each float is found."""
+    found: dict[str, NumberSource] = {}
+    for position, value in enumerate(values):
+        name = number_held(value)
+        if name is not None:
+            found.setdefault(name, NumberSource(name, position))
+    return tuple(found.values())
+
+
+def _convert(e: Any, env: Any) -> Expr | None:
+    if not e.is_integer:
+        return None
     if e.is_Integer:
         return expr(int(e))
     if e.is_Symbol:
-        return expr(Size(str(e), _hint(e, env)))
-    parts = [_convert(a, env) for a in e.args]
-    if e.is_Add:
-        total = expr(0)
-        for part in parts:
-            total = total + part
-        return total
-    if e.is_Mul:
-        product = expr(1)
-        for part in parts:
-            product = product * part
-        return product
+        return expr(_size(e, env))
     kind = type(e).__name__
+    parts = [_convert(a, env) for a in e.args] if e.is_Add or e.is_Mul or e.is_Pow or kind in _DIVISIONS else [None]
+    if any(part is None for part in parts):
+        return _computed(e, env)
+    known = [part for part in parts if part is not None]
+    if e.is_Add:
+        return sum(known, expr(0))
+    if e.is_Mul:
+        return _product(known)
     if kind in ("FloorDiv", "CleanDiv"):
-        return parts[0] // parts[1]
+        return known[0] // known[1]
     if kind in ("Mod", "PythonMod"):
-        return parts[0] % parts[1]
-    if e.is_Pow and e.args[1].is_Integer and int(e.args[1]) > 0:
-        product = expr(1)
-        for _ in range(int(e.args[1])):
-            product = product * parts[0]
-        return product
-    raise LoweringError(f"a size of the form {e} ({kind}) has no index expression")
+        return known[0] % known[1]
+    assert e.is_Pow
+    return _product([known[0]] * int(e.args[1])) if e.args[1].is_Integer and e.args[1] > 0 else _computed(e, env)
 
 
-def _hint(symbol: Any, env: Any) -> int:
+_DIVISIONS = ("FloorDiv", "CleanDiv", "Mod", "PythonMod")
+
+
+def _product(factors: list[Expr]) -> Expr:
+    total = expr(1)
+    for factor in factors:
+        total = total * factor
+    return total
+
+
+def _computed(e: Any, env: Any) -> Expr | None:
+    """A size that the host computes."""
+    formula = formula_of(e)
+    if formula is None:
+        return None
+    if any(not part.is_Integer for part in e.atoms(sympy.Rational)):
+        formula = Formula(f"round({formula.text})")  # halves that add up
+    return expr(_size(e, env, formula))
+
+
+def _size(e: Any, env: Any, formula: Formula | None = None) -> Size:
+    """The size of that form. What is known about it may grow while a program is made of it, and it must stay one and
+    the same: what was known first is kept with the symbols themselves."""
+    known: dict[Any, Size] = env.__dict__.setdefault("sizes_of_litz", {})
+    if e not in known:
+        name = str(e) if formula is None else formula.name
+        known[e] = Size(name, _hint(e, env), _least(e, env), formula)
+    return known[e]
+
+
+def _hint(e: Any, env: Any) -> int:
     values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
-    found = values.get(symbol)
-    return int(found) if found is not None else 64
+    found = e.xreplace(values)
+    return int(found) if found.is_number else 64
+
+
+def _least(e: Any, env: Any) -> int | None:
+    low = env.var_to_range[e].lower if e.is_Symbol and e in env.var_to_range else env.bound_sympy(e).lower
+    return int(low) if low.is_Integer else None

@@ -20,8 +20,9 @@ from litz.codegen.render import Native, Rendering
 from litz.codegen.shim import INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS, operator_of
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
-from litz.loop.expr import ZERO, Expr
-from litz.loop.ir import Call, Program, View
+from litz.loop.expr import ZERO, Expr, Size
+from litz.loop.formula import Measures
+from litz.loop.ir import Call, Number, Program, View, measure, views
 from litz.runtime.arena import ARENA, Block
 from litz.runtime.jit import HOST_FUNCTION, Code
 from litz.schedule.memory import Apart, Layout, place, size_of, writes_in_place
@@ -33,11 +34,12 @@ _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
 class Frame:
     """What one call in flight owns, laid out for the sizes it is called with."""
 
-    def __init__(self, executable: Executable, key: tuple[int, ...]):
+    def __init__(self, executable: Executable, measured: Measures):
         program = executable.program
-        self.key = key
-        self.sizes = {source.name: size for source, size in zip(program.sizes, key, strict=True)}
-        placement = place(program, executable.layout, self.sizes) if key else executable.placement
+        self.sizes = measured  # and floats, of the present call
+        self.table = (ctypes.c_int64 * max(1, len(program.sizes)))()  # the sizes, where kernels read them
+        self.numbers = (ctypes.c_double * max(1, len(program.numbers)))()  # the floats, in the same way
+        placement = place(program, executable.layout, measured) if program.sizes else executable.placement
         self.apart = {block: size_of(program, block.members, self.sizes) for block in executable.layout.apart}  # bytes
         self.fresh = self._fresh_outputs(program, executable.layout.owned)
         self.due = executable.due(self.fresh)
@@ -46,8 +48,10 @@ class Frame:
         self.offsets = [(executable.slots[name], offset) for name, offset in placement.offsets.items()]
         self.address = 0  # of the block the table of pointers was last made for
         self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
-        self.table = (ctypes.c_int64 * max(1, len(key)))(*key)
         self.error = ctypes.c_int32(0)
+        for position, source in enumerate(program.numbers):
+            if source.input is None:
+                self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
         self._place(0)
@@ -67,6 +71,14 @@ class Frame:
         tables = [ctypes.addressof(table) for table in (self.slots, self.table, self.error)]
         self.native = (tables[0], workspace, tables[1], tables[2])
 
+    def take(self, measured: Measures, program: Program) -> None:
+        """The numbers of a call."""
+        self.sizes = measured
+        for position, size in enumerate(program.sizes):
+            self.table[position] = measured[size.name]  # type: ignore[assignment]
+        for position, number in enumerate(program.numbers):
+            self.numbers[position] = measured[number.name]
+
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(v.at(self.sizes) for v in values)
 
@@ -77,7 +89,7 @@ class Frame:
             if buffer.kind != "output" or name in owned:
                 continue
             seen = [v for v in program.outputs if isinstance(v, View) and v.buffer == name]
-            size = buffer.size.at(self.sizes)
+            size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
             if len(seen) == 1 and seen[0].offset is ZERO and self._covers(seen[0], size):
                 fresh[name] = Fresh(name, self.ints(seen[0].sizes), self.ints(seen[0].strides), to_torch(seen[0].dtype))
             else:
@@ -116,10 +128,12 @@ class Executable:
         self._given_up = self._last_items()
         self._taken, self._returned = self._blocks()
         self._apart = frozenset(name for block in layout.apart for name in block.members)
-        self._frames: dict[tuple[int, ...], list[Frame]] = {}
+        self._frames: dict[tuple[int | float, ...], list[Frame]] = {}
         self._inputs = [(i, self.slots[name]) for i, name in enumerate(program.inputs) if name is not None]
         in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
-        first = None if program.sizes else Frame(self, ())
+        self._measures = bool(program.sizes or program.numbers)
+        self._shaping = _shaping(program)
+        first = None if self._measures else Frame(self, {})
         self._simple = (
             first is not None
             and len(self._plan) == 1
@@ -192,14 +206,18 @@ class Executable:
         return self._call((), args, overwrite)
 
     def _call(self, args: tuple, own: list[Any] | None, overwrite: bool = False) -> list[Any]:
-        key = self._sizes(args if own is None else own) if self.program.sizes else ()
+        program = self.program
+        measured = measure(program.sizes, program.numbers, args if own is None else own) if self._measures else {}
+        key = tuple([measured[name] for name in self._shaping])
         frames = self._frames.get(key)
         if frames is None:
             frames = self._frames_for(key)
         try:
             frame = frames.pop()
         except IndexError:
-            frame = Frame(self, key)
+            frame = Frame(self, measured)
+        if measured:
+            frame.take(measured, program)
         block = ARENA.take(frame.bytes)
         frame.use(block)
         try:
@@ -211,10 +229,7 @@ class Executable:
             ARENA.give(block)
             frames.append(frame)
 
-    def _sizes(self, args: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(source.read(args) for source in self.program.sizes)
-
-    def _frames_for(self, key: tuple[int, ...]) -> list[Frame]:
+    def _frames_for(self, key: tuple[int | float, ...]) -> list[Frame]:
         """The pool for new sizes; the oldest sizes' arenas are let go."""
         while len(self._frames) >= _MOST_SIZES:
             self._frames.pop(next(iter(self._frames)), None)
@@ -375,7 +390,18 @@ class _Operator:
             return [self._argument(frame, a) for a in arg]
         if isinstance(arg, Expr):
             return arg.at(frame.sizes)
-        return arg
+        return frame.sizes[arg.name] if isinstance(arg, Number) else arg
+
+
+def _shaping(program: Program) -> tuple[str, ...]:
+    """The sizes that memory is laid out by; other numbers may change from call to call and leave it as it is."""
+    shown = list(views(program.outputs))
+    for call in program.calls:
+        shown += views((call.args, call.kwargs, call.results))
+    exprs = [buffer.size for buffer in program.buffers.values()]
+    exprs += [e for view in shown for e in (*view.sizes, *view.strides, view.offset)]
+    names = {atom.name for e in exprs for atom in e.atoms() if isinstance(atom, Size)}
+    return tuple(source.name for source in program.sizes if source.name in names)
 
 
 def _dtype(view: View) -> torch.dtype:

@@ -11,11 +11,11 @@ result over an argument that dies there, when it reads and writes each element a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
+from litz.loop.formula import Measures
 from litz.loop.ir import Call, Kernel, Program, Store, View
 from litz.loop.passes import pass_of_each
 
@@ -135,7 +135,7 @@ def lifetimes(program: Program) -> Lifetimes:
     return Lifetimes(born, dies, frozenset(owned))
 
 
-def place(program: Program, layout: Layout, sizes: Mapping[str, int] | None = None) -> Placement:
+def place(program: Program, layout: Layout, sizes: Measures | None = None) -> Placement:
     """The arena at these sizes; without them, at likely ones."""
     placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
     offsets: dict[str, int] = {}
@@ -165,16 +165,16 @@ def writes_in_place(call: Call) -> bool:
 OUT_VARIANTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
-def size_of(program: Program, members: tuple[str, ...], sizes: Mapping[str, int] | None = None) -> int:
+def size_of(program: Program, members: tuple[str, ...], sizes: Measures | None = None) -> int:
     """Bytes that hold any of the buffers."""
     return max(bytes_of(program, m, sizes) for m in members)
 
 
-def bytes_of(program: Program, name: str, sizes: Mapping[str, int] | None = None) -> int:
+def bytes_of(program: Program, name: str, sizes: Measures | None = None) -> int:
     """Bytes of a buffer, up to the next boundary; at likely sizes unless they are given."""
     buffer = program.buffers[name]
     count = buffer.size.hint if sizes is None else buffer.size.at(sizes)
-    size = count * DTYPES[buffer.dtype].bytes
+    size = max(count, 0) * DTYPES[buffer.dtype].bytes
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from litz.loop.expr import ZERO, Axis, Expr, Size, Value, constant, expr
+from litz.loop.expr import ZERO, Axis, Expr, Size, Value, constant, expr, is_nonnegative
+from litz.loop.formula import Formula
 
-S, N = Size("s"), Size("n")
-ATOMS = (Axis("i", 6), Axis("j", 768), Axis("k", 5), Axis("m", S), Value("v", 10), Value("w"), S, N)
+S, N = Size("s"), Size("n", least=3)
+EMPTY, ANY = Size("empty", least=0), Size("any", least=None)  # it may be nothing, and any whole number
+ATOMS = (Axis("i", 6), Axis("j", 768), Axis("k", 5), Axis("m", S), Value("v", 10), Value("w"), S, N, EMPTY, ANY)
 Point = dict
 
 
@@ -47,8 +49,8 @@ def calculate(op: str, a, b):
 
 
 LEAVES = st.sampled_from(ATOMS).map(leaf) | st.integers(-3, 9).map(leaf) | st.sampled_from((64, 768)).map(leaf)
-# What is divided by is positive: a number or a size.
-DIVISORS = st.sampled_from((2, 3, 4, 6, 12, 64, 768, S, N)).map(leaf)
+# What is divided by is not zero: a number or a size.
+DIVISORS = st.sampled_from((2, 3, 4, 6, 12, 64, 768, -1, -4, -12, S, N, ANY)).map(leaf)
 TREES = st.recursive(
     LEAVES,
     lambda inner: (
@@ -61,8 +63,8 @@ TREES = st.recursive(
 
 @st.composite
 def points(draw: st.DrawFn) -> Point:
-    sizes = {S: draw(st.integers(1, 9)), N: draw(st.integers(1, 9))}
-    point: Point = dict(sizes)
+    sizes = {S: draw(st.integers(1, 9)), N: draw(st.integers(3, 9)), EMPTY: draw(st.integers(0, 5))}
+    point: Point = sizes | {ANY: draw(st.integers(-9, 9).filter(bool))}
     for atom in ATOMS:
         if isinstance(atom, Axis):
             point[atom] = draw(st.integers(0, sizes[S] - 1 if atom.name == "m" else atom.size.int - 1))
@@ -169,6 +171,18 @@ def test_bounds_of_symbolic_sizes_are_open_above() -> None:
     assert (m % 4).bounds() == (0, 3)
     assert expr(Value("w")).bounds() == (None, None)
     assert (j * -1).bounds() == (-767, 0)
+
+
+def test_what_a_size_is_at_least_bounds_it() -> None:
+    assert expr(EMPTY).bounds() == (0, None) and expr(ANY).bounds() == (None, None)
+    assert (expr(N) - 3).bounds()[0] == 0 and is_nonnegative(expr(N) * S - 3) and not is_nonnegative(expr(N) - 4)
+    assert (expr(Axis("a", EMPTY)) // expr(EMPTY)) is ZERO  # where it has a step, the size is no zero
+
+
+def test_a_size_that_the_host_computes() -> None:
+    half = Size("half", formula=Formula("trunc(s*0.5)"))
+    assert (expr(half) + 1).at({"s": 7}) == 4
+    assert half != Size("half", formula=Formula("s//2"))
 
 
 def test_coefficient_of_an_axis() -> None:

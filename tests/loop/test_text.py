@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from litz.errors import ParseError
+from litz.errors import ParseError, VerifyError
 from litz.loop.expr import Axis, Size, Value, expr
+from litz.loop.formula import Formula
+from litz.loop.interpret import interpret
 from litz.loop.ir import (
     Apply,
     Arg,
@@ -21,6 +23,8 @@ from litz.loop.ir import (
     Index,
     Kernel,
     Load,
+    Number,
+    NumberSource,
     Program,
     Reduce,
     SizeSource,
@@ -145,6 +149,37 @@ def test_round_trip_of_sizes() -> None:
     assert again == program and again.buffers["x"].size.hint == 1024
     assert again != replace(program, sizes=sources[::-1])
     assert parse_program(text.replace("512", "513")) != program
+
+
+def test_round_trip_of_numbers() -> None:
+    """Bounds of sizes, what the host computes, and floats as arguments."""
+    n, half = Size("n", 6, least=-4), Size("half", 3, None, Formula("trunc(0.5*n)"))
+    buffers = {
+        "x": Buffer("x", "f32", expr(half), "input"),
+        "t": Buffer("t", "f64", expr(1), "input"),
+        "f": Buffer("f", "f64", expr(1), "number"),
+    }
+    call = Call("c0", "aten::mul.Tensor", (View("x", "f32", (expr(half),), (expr(1),)), Number("t")), (), ())
+    sizes = (SizeSource("n", 2), SizeSource("half", formula=half.formula))
+    floats = (NumberSource("t", 1), NumberSource("f", formula=Formula("sqrt(n) + t")))
+    program = Program(buffers, ("x", "t", None), (expr(n),), (call,), sizes, floats)
+    verify(program)
+    text = print_program(program)
+    assert text.startswith(
+        'sizes n ~ 6 least -4 from input 2, half ~ 3 least any is "trunc(0.5*n)"\n'
+        'numbers t from input 1, f is "sqrt(n) + t"\n'
+    )
+    assert parse_program(text) == program
+    for broken in (
+        replace(program, numbers=floats[:1]),
+        replace(program, numbers=(NumberSource("f", formula=Formula("u")), *floats[:1])),
+        replace(program, sizes=(SizeSource("half", formula=half.formula),)),
+        replace(program, buffers=buffers | {"t": Buffer("t", "f32", expr(1), "input")}),
+    ):
+        with pytest.raises(VerifyError):
+            verify(broken)
+    (found,) = interpret(program, [torch.ones(4), torch.tensor(2.0, dtype=torch.float64), 8])
+    assert found == 8
 
 
 def test_round_trip_of_nested_divisions_and_odd_constants() -> None:

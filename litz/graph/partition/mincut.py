@@ -11,7 +11,7 @@ such that the rest of what the backward needs can be computed again from it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from litz.graph.alias import CHECKS
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 from litz.graph.sizes import likely, sizes_as_arguments
-from litz.ops.sizes import size_sources
+from litz.ops.sizes import number_held, size_sources
 
 aten = torch.ops.aten
 
@@ -65,7 +65,9 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     kept = _minimum_cut(graph, unwritten, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
     plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     plain += [n for n in _measured(graph, placeholders) if n not in plain]
-    tensors = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
+    # A float that varies is used in the backward as a size is.
+    held = [p for p in primals if number_held(p.meta.get("val")) is not None]
+    tensors = [n for n in dict.fromkeys((*kept, *held)) if isinstance(n.meta.get("val"), torch.Tensor)]
     number = {n: i for i, n in reversed(list(enumerate(forward_results))) if isinstance(n, fx.Node)}
     place = {n: i for i, n in enumerate(primals)}
     saved_primals = tuple(place[n] for n in tensors if n in unwritten)
@@ -84,12 +86,13 @@ def split_by_minimum_cut(joint: Joint) -> Split:
 def _measured(graph: fx.Graph, inputs: list[fx.Node]) -> list[fx.Node]:
     """A node for each size known only at run time: shapes in the backward are made of them, without any edge."""
     found = []
-    for _, position, dim in (astuple(source) for source in size_sources(n.meta.get("val") for n in inputs)):
-        node = inputs[position]
-        if dim is not None:
+    for source in size_sources(n.meta.get("val") for n in inputs):
+        assert source.input is not None
+        node = inputs[source.input]
+        if source.dim is not None:
             with graph.inserting_after(inputs[-1]):
-                size = graph.call_function(aten.sym_size.int, (node, dim))
-            size.meta["val"] = node.meta["val"].shape[dim]
+                size = graph.call_function(aten.sym_size.int, (node, source.dim))
+            size.meta["val"] = node.meta["val"].shape[source.dim]
             node = size
         found.append(node)
     return found
