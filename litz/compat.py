@@ -47,6 +47,14 @@ def torch_library() -> str | None:
     return _loaded_library("libtorch_cpu")
 
 
+def torch_exports(function: str) -> bool:
+    """Whether that library has the function for others to call."""
+    import ctypes
+
+    path = torch_library()
+    return path is not None and hasattr(ctypes.CDLL(path), function)
+
+
 def openmp_library() -> str | None:
     """Path of the OpenMP runtime torch itself uses, so that kernels share its threads."""
     return _loaded_library("libgomp") or _loaded_library("libomp") or _loaded_library("libiomp5")

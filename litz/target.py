@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from litz.compat import torch_exports
 from litz.errors import OptionError, UnsupportedPlatform
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -45,6 +46,7 @@ class Target:
     l1_bytes: int = _FALLBACK_L1
     l2_bytes: int = _FALLBACK_L2
     page_bytes: int = 4096
+    function_bytes: tuple[int, ...] = ()  # vectors that torch carries mathematical functions for, the widest first
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in one vector register."""
@@ -62,6 +64,7 @@ class Target:
             "target.features": self.features,
             "target.threads": str(self.threads),
             "target.caches": f"{self.l1_bytes}/{self.l2_bytes}",
+            "target.functions": "/".join(map(str, self.function_bytes)),
         }
 
     def __str__(self) -> str:
@@ -93,6 +96,7 @@ def _machine(wanted_isa: str) -> Target:
         l1_bytes=_cache_bytes(1, _FALLBACK_L1),
         l2_bytes=_cache_bytes(2, _FALLBACK_L2),
         page_bytes=_page_bytes(),
+        function_bytes=_function_bytes(_VECTOR_BYTES[isa]),
     )
 
 
@@ -155,6 +159,12 @@ def _cache_bytes(level: int, fallback: int) -> int:
         except (OSError, ValueError):
             continue
     return fallback
+
+
+def _function_bytes(vector_bytes: int) -> tuple[int, ...]:
+    """SLEEF has each function in several widths, and libtorch exports those that ATen uses on this architecture."""
+    sizes = (size for size in (64, 32, 16) if size <= vector_bytes)
+    return tuple(size for size in sizes if torch_exports(f"Sleef_sinf{size // 4}_u10"))
 
 
 def _page_bytes() -> int:

@@ -42,7 +42,7 @@ class Rendering:
 
 
 def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
-    module = Module()
+    module = Module(ctx.target.function_bytes)
     host.declare_runtime(module)
     native = shim.native_calls(program)
     slots = _slots(program, native)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from functools import lru_cache
 from typing import Any
@@ -54,7 +55,10 @@ class Code:
             module.triple = machine.triple
             module.data_layout = str(machine.target_data)
             _optimise(llvm, machine, module)
-            self._engine = llvm.create_mcjit_compiler(module, machine)
+            built = machine.emit_object(module)
+            _check_symbols(built, target)
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(built))
             self._engine.finalize_object()
 
     def function(self, name: str, prototype: Any) -> Any:
@@ -62,6 +66,40 @@ class Code:
 
     def address(self, name: str) -> int:
         return self._engine.get_function_address(name)
+
+
+def _check_symbols(built: bytes, target: Target) -> None:
+    """Whether the process has all that the code calls: LLVM's linker ends the process where a symbol is missing."""
+    missing = [name for name in undefined_symbols(built) if not _llvm().address_of_symbol(name)]
+    if missing:
+        raise CompileError(
+            f"generated code for {target} calls {', '.join(missing)}, which this process does not have",
+            stage="build",
+            hint="this is a defect of Litz; please report it with the program and the versions of torch and the system",
+        )
+
+
+def undefined_symbols(built: bytes) -> list[str]:
+    """The names that an object file (64-bit ELF) leaves to others."""
+    if built[:5] != b"\x7fELF\x02":
+        return []  # another system's format, whose own linker has to find out
+    (sections_at,) = struct.unpack_from("<Q", built, 0x28)
+    size, count = struct.unpack_from("<HH", built, 0x3A)
+    # Of each section: name, type, flags, address, offset, size, link, info, alignment, size of an entry.
+    sections = [struct.unpack_from("<IIQQQQIIQQ", built, sections_at + i * size) for i in range(count)]
+    names = []
+    for section in sections:
+        if section[1] != _SYMBOL_TABLE:
+            continue
+        at, length, strings = section[4], section[5], sections[section[6]][4]
+        for name, _, _, defined_in, _, _ in struct.iter_unpack("<IBBHQQ", built[at : at + length]):
+            if name and defined_in == 0:
+                start = strings + name
+                names.append(built[start : built.index(b"\0", start)].decode())
+    return names
+
+
+_SYMBOL_TABLE = 2
 
 
 def _optimise(llvm: Any, machine: Any, module: Any) -> None:

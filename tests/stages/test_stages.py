@@ -21,7 +21,16 @@ from litz.schedule.memory import Placement
 from litz.target import Target
 from tests import golden
 
-TARGET = Target("x86_64", "avx512", "x86-64-v4", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma", 64, 32, 2)
+TARGET = Target(
+    "x86_64",
+    "avx512",
+    "x86-64-v4",
+    "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma",
+    64,
+    32,
+    2,
+    function_bytes=(64, 32),
+)
 STAGES = ("lower", "fuse", "merge_axes", "render")
 _LONGEST = 150  # lines of a kernel that a person would read
 

@@ -10,105 +10,25 @@ from __future__ import annotations
 import math as pymath
 from collections.abc import Callable, Sequence
 
-from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
-from litz.loop.dtype import DTYPES
+from litz.codegen.llvm.arithmetic import Arithmetic
+from litz.codegen.llvm.convert import convert
+from litz.codegen.llvm.functions import sleef
+from litz.codegen.llvm.writer import Operand, Writer, llvm_type
 
 Inline = Callable[["Arithmetic", Sequence[str]], str]
-
-
-class Arithmetic:
-    """Terse instructions on one type and width."""
-
-    def __init__(self, writer: Writer, dtype: str, lanes: int):
-        self.w, self.dtype, self.lanes = writer, dtype, lanes
-        self.t = llvm_type(dtype, lanes)
-        self.bool_t = llvm_type("b1", lanes)
-        self.kind = DTYPES[dtype].kind
-        self.bits = DTYPES[dtype].bits
-        self.int_dtype = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}[self.bits]
-        self.int_t = llvm_type(self.int_dtype, lanes)
-
-    def c(self, value: float, dtype: str | None = None) -> str:
-        dtype = dtype or self.dtype
-        text = literal(value, dtype)
-        return text if self.lanes == 1 else f"splat ({llvm_type(dtype)} {text})"
-
-    def i(self, op: str, a: str, b: str, t: str | None = None) -> str:
-        return self.w.let(f"{op} {t or self.t} {a}, {b}")
-
-    def cast(self, op: str, a: str, source: str, target: str) -> str:
-        made = self.w.let(f"{op} {source} {a} to {target}")
-        # Of what no integer holds LLVM makes poison, and of constants anything at all; frozen, it is some integer.
-        return self.w.let(f"freeze {target} {made}") if op == "fptosi" else made
-
-    def cmp(self, condition: str, a: str, b: str) -> str:
-        op = "fcmp" if self.kind == "float" else "icmp"
-        return self.w.let(f"{op} {condition} {self.t} {a}, {b}")
-
-    def select(self, mask: str, a: str, b: str, t: str | None = None) -> str:
-        t = t or self.t
-        return self.w.let(f"select {self.bool_t} {mask}, {t} {a}, {t} {b}")
-
-    def fma(self, a: str, b: str, c: str) -> str:
-        return self.w.intrinsic("llvm.fma", self.t, a, b, c)
-
-    def fabs(self, a: str) -> str:
-        return self.w.intrinsic("llvm.fabs", self.t, a)
-
-    def horner(self, x: str, coefficients: Sequence[float]) -> str:
-        """The polynomial with these coefficients, the constant one first."""
-        total = self.c(coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            total = self.fma(total, x, self.c(coefficient))
-        return total
 
 
 def inline(writer: Writer, name: str, args: Sequence[Operand], result: str) -> Operand:
     first = args[-1]
     arithmetic = Arithmetic(writer, first.dtype, first.lanes)
     if name == "cast":
-        return Operand(_cast(arithmetic, args[0].text, result), result, first.lanes)
+        return Operand(convert(arithmetic, args[0].text, result), result, first.lanes)
     if first.dtype == "f64" and name in _SLEEF_IN_DOUBLE:
         return sleef(writer, name, "u10", args)
     return Operand(_INLINE[name](arithmetic, [a.text for a in args]), result, first.lanes)
 
 
 _SLEEF_IN_DOUBLE = {"exp", "log", "tanh", "erf"}
-
-
-def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> Operand:
-    """A call into SLEEF for whole vectors, into the C library for scalars."""
-    dtype, lanes = args[0].dtype, args[0].lanes
-    width = 1 if lanes == 1 else min(lanes, 16 if dtype == "f32" else 8)
-    if lanes == 1:
-        function = name + ("f" if dtype == "f32" else "")
-    else:
-        # The widest vectors SLEEF has for this type on this machine.
-        widest = lanes if dtype == "f32" else lanes // 2
-        width = min(lanes, widest)
-        function = f"Sleef_{name}{'f' if dtype == 'f32' else 'd'}{width}" + ("" if accuracy == "-" else f"_{accuracy}")
-    t = llvm_type(dtype, width)
-    writer.module.declare(f"declare {t} @{function}({', '.join([t] * len(args))}) nounwind memory(none)")
-    parts = []
-    for part in range(lanes // width):
-        values = []
-        for a in args:
-            if width == lanes:
-                values.append(f"{t} {a.text}")
-            else:
-                lanes_text = ", ".join(f"i32 {part * width + k}" for k in range(width))
-                piece = writer.let(f"shufflevector {a.type} {a.text}, {a.type} poison, <{width} x i32> <{lanes_text}>")
-                values.append(f"{t} {piece}")
-        parts.append(writer.let(f"call {t} @{function}({', '.join(values)})"))
-    while len(parts) > 1:
-        half = llvm_type(dtype, width)
-        order = ", ".join(f"i32 {k}" for k in range(2 * width))
-        parts = [
-            writer.let(f"shufflevector {half} {a}, {half} {b}, <{2 * width} x i32> <{order}>")
-            for a, b in zip(parts[::2], parts[1::2], strict=True)
-        ]
-        width *= 2
-    return Operand(parts[0], dtype, lanes)
 
 
 # -- exponentials and logarithms ----------------------------------------------------------------
@@ -397,59 +317,6 @@ def _shr(m: Arithmetic, args: Sequence[str]) -> str:
     if m.kind == "uint":
         return m.select(good, m.i("lshr", a, m.select(good, b, m.c(0))), m.c(0))
     return m.i("ashr", a, m.select(good, b, m.c(m.bits - 1)))
-
-
-# -- conversions ----------------------------------------------------------------------------------
-def _cast(m: Arithmetic, x: str, result: str) -> str:
-    if m.dtype == result:
-        return x
-    if result == "b1":
-        if m.dtype == "bf16":
-            return Arithmetic(m.w, "f32", m.lanes).cmp("une", _cast(m, x, "f32"), m.c(0.0, "f32"))
-        return m.cmp("une" if m.kind == "float" else "ne", x, m.c(0))
-    if m.dtype == "bf16":
-        return _cast(Arithmetic(m.w, "f32", m.lanes), _from_bfloat16(m, x), result)
-    if result == "bf16":
-        if m.dtype == "f32":
-            return _to_bfloat16(m, x)
-        return _to_bfloat16(Arithmetic(m.w, "f32", m.lanes), _cast(m, x, "f32"))
-    target, source = DTYPES[result], DTYPES[m.dtype]
-    t = llvm_type(result, m.lanes)
-    if target.kind == "float":
-        if source.kind == "float":
-            made = m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
-            # LLVM would move the cast behind a choice such as `x < 0 ? 0 : x`, and lose the sign of x's zeros.
-            return m.w.intrinsic("llvm.arithmetic.fence", t, made)
-        return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
-    if source.kind == "float":
-        if target.bytes >= 4:
-            return m.cast("fptosi", x, m.t, t)
-        # Through a wide integer, which then wraps, as the C conversion does on this hardware.
-        wide = llvm_type("i32", m.lanes)
-        return m.cast("trunc", m.cast("fptosi", x, m.t, wide), wide, t)
-    if source.kind == "bool":
-        return m.cast("zext", x, m.t, t)
-    if target.bytes < source.bytes:
-        return m.cast("trunc", x, m.t, t)
-    if target.bytes > source.bytes:
-        return m.cast("sext" if source.kind == "int" else "zext", x, m.t, t)
-    return x
-
-
-def _from_bfloat16(m: Arithmetic, x: str) -> str:
-    wide = llvm_type("i32", m.lanes)
-    bits = m.w.let(f"shl {wide} {m.cast('zext', x, m.t, wide)}, {m.c(16, 'i32')}")
-    return m.cast("bitcast", bits, wide, llvm_type("f32", m.lanes))
-
-
-def _to_bfloat16(m: Arithmetic, x: str) -> str:
-    """Round to nearest, ties to even; NaN stays NaN."""
-    bits = m.cast("bitcast", x, m.t, m.int_t)
-    odd = m.i("and", m.i("lshr", bits, m.c(16, "i32"), m.int_t), m.c(1, "i32"), m.int_t)
-    rounded = m.i("add", m.i("add", bits, odd, m.int_t), m.c(0x7FFF, "i32"), m.int_t)
-    high = m.i("lshr", rounded, m.c(16, "i32"), m.int_t)
-    high = m.select(m.cmp("uno", x, x), m.c(0x7FC0, "i32"), high, m.int_t)
-    return m.cast("trunc", high, m.int_t, llvm_type("bf16", m.lanes))
 
 
 _INLINE: dict[str, Inline] = {

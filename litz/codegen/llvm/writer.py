@@ -71,9 +71,10 @@ def _bfloat16_bits(value: float) -> int:
 
 
 class Module:
-    """Functions, and what they need declared."""
+    """Functions, and what they need declared. `function_bytes`: as of the target."""
 
-    def __init__(self) -> None:
+    def __init__(self, function_bytes: tuple[int, ...] = ()) -> None:
+        self.function_bytes = function_bytes
         self.functions: list[str] = []
         self.declarations: dict[str, None] = {}
         self.globals: dict[str, str] = {}

@@ -1,0 +1,60 @@
+"""Conversions between types: what C's casts do on this hardware, and bfloat16, which is held as its bits."""
+
+from __future__ import annotations
+
+from litz.codegen.llvm.arithmetic import Arithmetic
+from litz.codegen.llvm.writer import llvm_type
+from litz.loop.dtype import DTYPES
+
+
+def convert(m: Arithmetic, x: str, result: str) -> str:
+    """The value as one of the type `result`, as eager's `to` makes it."""
+    if m.dtype == result:
+        return x
+    if result == "b1":
+        if m.dtype == "bf16":
+            return Arithmetic(m.w, "f32", m.lanes).cmp("une", convert(m, x, "f32"), m.c(0.0, "f32"))
+        return m.cmp("une" if m.kind == "float" else "ne", x, m.c(0))
+    if m.dtype == "bf16":
+        return convert(Arithmetic(m.w, "f32", m.lanes), _from_bfloat16(m, x), result)
+    if result == "bf16":
+        if m.dtype == "f32":
+            return _to_bfloat16(m, x)
+        return _to_bfloat16(Arithmetic(m.w, "f32", m.lanes), convert(m, x, "f32"))
+    target, source = DTYPES[result], DTYPES[m.dtype]
+    t = llvm_type(result, m.lanes)
+    if target.kind == "float":
+        if source.kind == "float":
+            made = m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
+            # LLVM would move the cast behind a choice such as `x < 0 ? 0 : x`, and lose the sign of x's zeros.
+            return m.w.intrinsic("llvm.arithmetic.fence", t, made)
+        return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
+    if source.kind == "float":
+        if target.bytes >= 4:
+            return m.cast("fptosi", x, m.t, t)
+        # Through a wide integer, which then wraps, as the C conversion does on this hardware.
+        wide = llvm_type("i32", m.lanes)
+        return m.cast("trunc", m.cast("fptosi", x, m.t, wide), wide, t)
+    if source.kind == "bool":
+        return m.cast("zext", x, m.t, t)
+    if target.bytes < source.bytes:
+        return m.cast("trunc", x, m.t, t)
+    if target.bytes > source.bytes:
+        return m.cast("sext" if source.kind == "int" else "zext", x, m.t, t)
+    return x
+
+
+def _from_bfloat16(m: Arithmetic, x: str) -> str:
+    wide = llvm_type("i32", m.lanes)
+    bits = m.w.let(f"shl {wide} {m.cast('zext', x, m.t, wide)}, {m.c(16, 'i32')}")
+    return m.cast("bitcast", bits, wide, llvm_type("f32", m.lanes))
+
+
+def _to_bfloat16(m: Arithmetic, x: str) -> str:
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = m.cast("bitcast", x, m.t, m.int_t)
+    odd = m.i("and", m.i("lshr", bits, m.c(16, "i32"), m.int_t), m.c(1, "i32"), m.int_t)
+    rounded = m.i("add", m.i("add", bits, odd, m.int_t), m.c(0x7FFF, "i32"), m.int_t)
+    high = m.i("lshr", rounded, m.c(16, "i32"), m.int_t)
+    high = m.select(m.cmp("uno", x, x), m.c(0x7FC0, "i32"), high, m.int_t)
+    return m.cast("trunc", high, m.int_t, llvm_type("bf16", m.lanes))

@@ -1,0 +1,56 @@
+"""Calls of mathematical functions: SLEEF's for vectors, which libtorch carries, and the C library's for scalars.
+
+In: a writer and operands of one type and width. Out: the operand that holds the result. A vector is cut into pieces of
+a width that SLEEF has functions for on the target, or into lanes where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litz.codegen.llvm.writer import Operand, Writer, llvm_type
+from litz.loop.dtype import DTYPES
+
+
+def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> Operand:
+    """`accuracy` is how SLEEF's name ends; `-`: it does not."""
+    dtype, lanes = args[0].dtype, args[0].lanes
+    widths = (size // DTYPES[dtype].bytes for size in writer.module.function_bytes)
+    width = next((width for width in widths if width <= lanes), 1)
+    letter = "f" if dtype == "f32" else ""
+    function = f"{name}{letter}"
+    if width > 1:
+        function = f"Sleef_{name}{letter or 'd'}{width}" + ("" if accuracy == "-" else f"_{accuracy}")
+    t = llvm_type(dtype, width)
+    writer.module.declare(f"declare {t} @{function}({', '.join([t] * len(args))}) nounwind memory(none)")
+    parts = []
+    for first in range(0, lanes, width):
+        values = ", ".join(f"{t} {_piece(writer, a, first, width)}" for a in args)
+        parts.append(writer.let(f"call {t} @{function}({values})"))
+    return Operand(_joined(writer, parts, dtype, width), dtype, lanes)
+
+
+def _piece(writer: Writer, value: Operand, first: int, width: int) -> str:
+    if width == value.lanes:
+        return value.text
+    if width == 1:
+        return writer.let(f"extractelement {value.type} {value.text}, i32 {first}")
+    order = ", ".join(f"i32 {first + k}" for k in range(width))
+    return writer.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{width} x i32> <{order}>")
+
+
+def _joined(writer: Writer, parts: list[str], dtype: str, width: int) -> str:
+    if width == 1 and len(parts) > 1:
+        t, whole = llvm_type(dtype, len(parts)), "poison"
+        for lane, part in enumerate(parts):
+            whole = writer.let(f"insertelement {t} {whole}, {llvm_type(dtype)} {part}, i32 {lane}")
+        return whole
+    while len(parts) > 1:
+        half = llvm_type(dtype, width)
+        order = ", ".join(f"i32 {k}" for k in range(2 * width))
+        parts = [
+            writer.let(f"shufflevector {half} {a}, {half} {b}, <{2 * width} x i32> <{order}>")
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    return parts[0]
