@@ -13,6 +13,7 @@ from torch import fx
 
 from litz.capture.autograd import Differentiable
 from litz.capture.joint import trace_joint
+from litz.capture.run_graph import as_written
 from litz.capture.wrappers import wrap
 from litz.codegen.render import render
 from litz.context import Context
@@ -49,10 +50,11 @@ def compile_function(
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    eager = as_written(function)
     if not joint.signature.differentiable:
         executable = compile_graph(joint.graph, ctx)
-        executable.eager = function
-        return wrap(executable, joint.signature, function)
+        executable.eager = eager
+        return wrap(executable, joint.signature, eager)
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
 
@@ -70,7 +72,7 @@ def compile_function(
         # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
         # becomes a guard only while Dynamo is still at work.
         step.backward(())
-    return wrap(step, joint.signature, function)
+    return wrap(step, joint.signature, eager)
 
 
 def compile_graph(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.capture.record import checkpointed
+from litz.capture.run_graph import checkpointed
 
 
 def write_out(graph_module: fx.GraphModule) -> None:

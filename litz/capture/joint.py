@@ -24,7 +24,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
-from litz.capture.record import Recorder, run_with_sources
+from litz.capture.record import Recorder
+from litz.capture.run_graph import run_graph
 from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
 from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
@@ -76,10 +77,12 @@ def trace_joint(
 def _run(tracer: _Trace) -> Joint:
     inputs, recorder, training = tracer.given, tracer.recorder, tracer.training
     mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    random = torch.get_rng_state()
     try:
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())  # which the other turned on
             apart = len(inputs) - len(tracer.bases)
             fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
@@ -93,10 +96,11 @@ def _run(tracer: _Trace) -> Joint:
             stack.enter_context(recorder)
             outputs = tracer(*fakes)
         module = recorder.finish(outputs)
-    except CaptureError as error:
-        error.source = error.source or recorder.user_line
-        raise
     except Exception as error:
+        torch.set_rng_state(random)
+        if isinstance(error, CaptureError):
+            error.source = error.source or recorder.user_line
+            raise
         raise CaptureError(
             f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace", source=recorder.user_line
         ) from error
@@ -210,7 +214,7 @@ class _Trace:
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
-        with _Functional(), torch.set_grad_enabled(self.training):
+        with _Functional():
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
             arguments = members_restored(wrapped, self.bases)
@@ -254,7 +258,7 @@ class _Trace:
     def _run(self, args: list[Any]) -> Any:
         owner = getattr(self.function, "__self__", None)
         if isinstance(owner, fx.GraphModule):
-            return run_with_sources(owner, self.recorder, args)
+            return run_graph(owner, args, self.recorder)
         return self.function(*args)
 
     @staticmethod

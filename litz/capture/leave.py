@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.capture.run_graph import as_written
 from litz.context import Context
 from litz.errors import CaptureError, LitzError, OptionError, RuleError, UnsupportedPlatform
 
@@ -34,7 +35,7 @@ def left_to_eager(function: Callable[..., Any], reason: Exception | str, ctx: Co
     ctx.leave(text)
     ctx.publish()
     warn_once(f"a graph is left to eager: {text}", source or ctx.occasion.source)
-    return function
+    return as_written(function)
 
 
 def _told(reason: Exception | str) -> tuple[str, str | None]:

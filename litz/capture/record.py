@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
@@ -157,6 +158,8 @@ class Recorder(TorchDispatchMode):
         """A tensor from outside the trace."""
         if tensor.requires_grad:
             raise CaptureError("a tensor that requires grad is used but is no argument: its gradient would be lost")
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError("a tensor is used that was computed by another trace within this one")
         name = f"constant_{len(self._nodes)}"
         self.root.register_buffer(name, tensor, persistent=False)
         node = self.graph.create_node("get_attr", name)
@@ -180,51 +183,3 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, (tuple, list)) and any(_has_tensor(v) for v in value)
-
-
-def checkpointed(module: fx.GraphModule, *args: Any) -> Any:
-    """A region under `torch.utils.checkpoint`: a call like any other, which the split may know about."""
-    return module(*args)
-
-
-def run_with_sources(graph_module: fx.GraphModule, recorder: Recorder, args: Sequence[Any]) -> Any:
-    """Run a torch-level graph node by node, telling the recorder which line of the user's each one is."""
-    env: dict[fx.Node, Any] = {}
-    inputs = iter(args)
-    last_use = _last_uses(graph_module.graph)
-    for node in graph_module.graph.nodes:
-        recorder.source = node.meta.get("stack_trace", recorder.source)
-        if node.op == "placeholder":
-            env[node] = next(inputs)
-        elif node.op == "output":
-            return fx.node.map_arg(node.args[0], env.__getitem__)
-        elif node.op == "get_attr":
-            value: Any = graph_module
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            env[node] = value
-        else:
-            given = fx.node.map_arg(node.args, env.__getitem__)
-            named = fx.node.map_arg(node.kwargs, env.__getitem__)
-            if node.target is checkpointed:
-                env[node] = recorder.in_region(lambda: run_with_sources(given[0], recorder, given[1:]))  # noqa: B023
-            elif node.op == "call_function":
-                env[node] = node.target(*given, **named)
-            elif node.op == "call_method":
-                env[node] = getattr(given[0], node.target)(*given[1:], **named)
-            else:
-                env[node] = graph_module.get_submodule(node.target)(*given, **named)
-        for dead in last_use.get(node, ()):
-            del env[dead]
-    return None
-
-
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    seen: set[fx.Node] = set()
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in reversed(graph.nodes):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                found.setdefault(node, []).append(used)
-    return found

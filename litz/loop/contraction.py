@@ -7,9 +7,10 @@ over the window and the channels, and the factor that is the image may be masked
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from litz.loop.expr import Axis
-from litz.loop.ir import Apply, Kernel, Load, Reduce, operands
+from litz.loop.ir import Apply, Kernel, Load, Reduce, Store, operands
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def contraction(kernel: Kernel) -> Contraction | None:
         return None
     found = [values[a] for a in product.args]
     factors = [f for f in found if isinstance(f, Load) and f.dtype == "f32"]
-    if len(factors) != 2:
+    if len(factors) != 2 or _walks_again(kernel, product, values):
         return None
     own = [_axes_of(f, values) for f in factors]
     parallel = set(kernel.axes)
@@ -59,17 +60,28 @@ def contraction(kernel: Kernel) -> Contraction | None:
     )  # fmt: skip
 
 
+def _walks_again(kernel: Kernel, product: Apply, values: dict) -> bool:
+    """Whether what is not summed runs over the reduced axes too, as where a total is spread over its row again."""
+    summed = {op.name for op in _behind(product, values)}
+    others = [op for op in kernel.body if getattr(op, "name", None) not in summed]
+    return any(_own_axes(op) & set(kernel.reduced) for op in others)
+
+
 def _axes_of(load: Load, values: dict) -> set[Axis]:
-    axes = set(load.index.axes())
-    todo = list(operands(load))
-    while todo:
-        op = values[todo.pop()]
-        if isinstance(op, Load):
-            axes |= op.index.axes()
-        elif hasattr(op, "expr"):
-            axes |= op.expr.axes()
-        todo.extend(operands(op))
-    return axes
+    return set().union(*(_own_axes(op) for op in _behind(load, values)))
+
+
+def _behind(op: Any, values: dict) -> list[Any]:
+    """The operation and all it is computed from."""
+    found = [op]
+    for one in found:  # which grows as it is walked
+        found += [used for name in operands(one) if (used := values[name]) not in found]
+    return found
+
+
+def _own_axes(op: Any) -> set[Axis]:
+    where = op.index if isinstance(op, (Load, Store)) else getattr(op, "expr", None)
+    return set() if where is None else set(where.axes())
 
 
 def _unit_axis(kernel: Kernel) -> Axis | None:

@@ -144,3 +144,9 @@ def test_depthwise(channels: int) -> None:
         x = torch.randn(2, channels, 11, 13).contiguous(memory_format=torch.channels_last)
         w = torch.randn(channels, 1, size, size)
         agrees(partial(F.conv2d, groups=channels, **options), x, w, rtol=1e-4, atol=1e-4)
+
+
+def test_total_spread_over_its_row_again() -> None:
+    """A sum of products whose kernel walks the row a second time is no matrix product."""
+    a, b, c = torch.randn(3, 5), torch.randn(4, 5), torch.randn(3, 4, 5)
+    agrees(lambda a, b, c: (a[:, None] * b).sum(-1, keepdim=True) + c, a, b, c)

@@ -1,0 +1,99 @@
+"""Run a torch-level graph node by node: for the trace, and as the user wrote it.
+
+In: Dynamo's graph and its arguments. Out: what it returns; where it raises, the thread as it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from litz.capture.left_as_found import Entered, left_as_found
+from litz.capture.record import Recorder
+
+
+def checkpointed(module: fx.GraphModule, *args: Any) -> Any:
+    """A region under `torch.utils.checkpoint`: a call like any other, which the split may know about."""
+    return module(*args)
+
+
+def run_graph(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
+    """A recorder is told which line of the user's each node is."""
+    with left_as_found() as entered:
+        return _run(graph_module, args, recorder, entered)
+
+
+def _run(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None, entered: Entered) -> Any:
+    env: dict[fx.Node, Any] = {}
+    inputs = iter(args)
+    last_use = _last_uses(graph_module.graph)
+    for node in graph_module.graph.nodes:
+        if recorder is not None:
+            recorder.source = node.meta.get("stack_trace", recorder.source)
+        if node.op == "placeholder":
+            env[node] = next(inputs)
+        elif node.op == "output":
+            return fx.node.map_arg(node.args[0], env.__getitem__)
+        elif node.op == "get_attr":
+            value: Any = graph_module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            env[node] = value
+        else:
+            given = fx.node.map_arg(node.args, env.__getitem__)
+            named = fx.node.map_arg(node.kwargs, env.__getitem__)
+            if node.target is checkpointed:
+                env[node] = _run_region(given[0], given[1:], recorder)
+            elif node.op == "call_function":
+                env[node] = node.target(*given, **named)
+            elif node.op == "call_method":
+                env[node] = getattr(given[0], node.target)(*given[1:], **named)
+            else:
+                env[node] = graph_module.get_submodule(node.target)(*given, **named)
+            entered.saw(env[node])
+        for dead in last_use.get(node, ()):
+            del env[dead]
+    return None
+
+
+def _run_region(body: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None) -> Any:
+    if recorder is None:
+        return run_graph(body, args)
+    return recorder.in_region(lambda: run_graph(body, args, recorder))
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    seen: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                found.setdefault(node, []).append(used)
+    return found
+
+
+def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's own function, to run in the compiled one's place. A graph that switches something in the thread is run
+    node by node; any other function has its own ways to switch it back."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, fx.GraphModule):
+        return function
+    nodes = (node for m in owner.modules() if isinstance(m, fx.GraphModule) for node in m.graph.nodes)
+    if any(getattr(node.target, "__name__", None) in _SWITCHES for node in nodes):
+        return lambda *args: run_graph(owner, args)
+    _LazyGraphModule.force_recompile(owner)  # its code itself, and not a call of it that prints what is raised
+    return owner.forward
+
+
+# Functions of torch that graphs call to switch something, by name: they move among its modules.
+_SWITCHES = frozenset({
+    "_set_grad_enabled", "_enter_autocast", "_enter_inference_mode", "_set_fwd_grad_enabled", "_enter_dual_level",
+    "_grad_increment_nesting", "_vmap_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
+    "set_inplace_requires_grad_allowed", "_saved_tensors_hooks_disable", "pop_dynamic_layer_stack",
+})  # fmt: skip
+
+__all__ = ["as_written", "checkpointed", "run_graph"]
