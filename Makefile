@@ -6,13 +6,14 @@
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
+# make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
-.PHONY: setup demo test test-ops fuzz docs bench bench-training lint format
+.PHONY: setup demo test test-ops fuzz docs bench bench-training bench-models lint format
 
 setup: $(READY)
 
@@ -34,6 +35,9 @@ bench: setup
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training
+
+bench-models: setup
+	$(BIN)/python -m benchmarks.models_more $(MODELS)
 
 lint: setup
 	$(BIN)/ruff check .

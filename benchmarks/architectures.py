@@ -18,44 +18,58 @@ def _tokens(config: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(2, config.vocab_size, (batch, length))
 
 
+def _lively(module: torch.nn.Module) -> torch.nn.Module:
+    """Weights of a size that keeps activations near one: those that `transformers` draws let them vanish within a few
+    layers, and gradients of nothing compare nothing."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(part.weight)
+        elif isinstance(part, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(part.weight, 0.5, 1.5)
+    return module
+
+
 # -- images -----------------------------------------------------------------------------------------
 def efficientnet() -> Case:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
     # B0: squeeze and excite after depthwise windows of 3 and 5, some of them strided.
-    config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=128)
-    return EfficientNetForImageClassification(config), {"pixel_values": torch.randn(2, 3, 128, 128)}
+    config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, num_labels=1000)
+    return _lively(EfficientNetForImageClassification(config)), {"pixel_values": torch.randn(2, 3, 128, 128)}
 
 
 def mobilenet_v2() -> Case:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    return MobileNetV2ForImageClassification(MobileNetV2Config()), {"pixel_values": torch.randn(2, 3, 160, 160)}
+    module = MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000))
+    return _lively(module), {"pixel_values": torch.randn(2, 3, 160, 160)}
 
 
 def regnet() -> Case:
     from transformers import RegNetConfig, RegNetForImageClassification
 
-    config = RegNetConfig(hidden_sizes=[48, 104, 208, 440], depths=[1, 3, 6, 2], groups_width=8)
-    return RegNetForImageClassification(config), {"pixel_values": torch.randn(2, 3, 160, 160)}
+    config = RegNetConfig(hidden_sizes=[48, 104, 208, 440], depths=[1, 3, 6, 2], groups_width=8, num_labels=1000)
+    return _lively(RegNetForImageClassification(config)), {"pixel_values": torch.randn(2, 3, 160, 160)}
 
 
 def mobilevit() -> Case:
     from transformers import MobileViTConfig, MobileViTForImageClassification
 
-    return MobileViTForImageClassification(MobileViTConfig()), {"pixel_values": torch.randn(2, 3, 192, 192)}
+    module = MobileViTForImageClassification(MobileViTConfig(num_labels=1000))
+    return _lively(module), {"pixel_values": torch.randn(2, 3, 192, 192)}
 
 
 def poolformer() -> Case:
     from transformers import PoolFormerConfig, PoolFormerForImageClassification
 
-    return PoolFormerForImageClassification(PoolFormerConfig()), {"pixel_values": torch.randn(2, 3, 160, 160)}
+    module = PoolFormerForImageClassification(PoolFormerConfig(num_labels=1000))
+    return _lively(module), {"pixel_values": torch.randn(2, 3, 160, 160)}
 
 
 def swin() -> Case:
     from transformers import SwinConfig, SwinForImageClassification
 
-    config = SwinConfig(depths=[1, 1, 2, 1])
+    config = SwinConfig(depths=[1, 1, 2, 1], num_labels=1000)
     return SwinForImageClassification(config), {"pixel_values": torch.randn(2, 3, 224, 224)}
 
 
@@ -94,7 +108,8 @@ def clip() -> Case:
 def whisper() -> Case:
     from transformers import WhisperConfig, WhisperModel
 
-    config = WhisperConfig(encoder_layers=2, decoder_layers=2, vocab_size=8192, use_cache=False)
+    special = {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 2}
+    config = WhisperConfig(encoder_layers=2, decoder_layers=2, vocab_size=8192, use_cache=False, **special)
     return WhisperModel(config), {
         "input_features": torch.randn(1, 80, 3000),
         "decoder_input_ids": torch.randint(0, 8192, (1, 64)),
@@ -125,7 +140,7 @@ def dac() -> Case:
     return module, {"input_values": torch.randn(1, 1, 8192)}
 
 
-def vits() -> Case:
+def univnet() -> Case:
     from transformers import UnivNetConfig, UnivNetModel
 
     return UnivNetModel(UnivNetConfig()), {"input_features": torch.randn(1, 32, 100)}
@@ -299,7 +314,7 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     case.__name__: case
     for case in (
         efficientnet, mobilenet_v2, regnet, mobilevit, poolformer, swin, deit, dinov2, segformer, clip,
-        whisper, wav2vec2, hubert, dac, vits,
+        whisper, wav2vec2, hubert, dac, univnet,
         t5, bart, mistral, qwen2, gemma, mixtral, mamba, rwkv, distilbert, albert, deberta_v2, convbert, big_bird,
         fnet, perceiver,
         patchtst, time_series_transformer, informer,

@@ -1,6 +1,7 @@
 """The six models of the benchmarks: architectures from `transformers`, random weights, float32.
 
-In: a name. Out: the module in eval mode and its keyword arguments, the same in every process.
+In: a name, of one of them or of one in `architectures.py`. Out: the module in eval mode and its keyword arguments, the
+same in every process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from benchmarks.architectures import ARCHITECTURES
 
 Case = tuple[torch.nn.Module, dict[str, Any]]
 
@@ -72,7 +75,7 @@ MODELS: dict[str, Callable[[], Case]] = {
 def build(name: str) -> Case:
     """The model in eval mode and its arguments; weights and inputs come from a fixed seed."""
     torch.manual_seed(0)
-    module, kwargs = MODELS[name]()
+    module, kwargs = (MODELS | ARCHITECTURES)[name]()
     return module.eval(), kwargs
 
 

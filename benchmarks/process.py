@@ -33,8 +33,10 @@ def stand_in_warning() -> str:
     return f"NOTE: LITZ_BENCH_BACKEND is set: every figure called litz below is of the backend {litz_backend()!r}.\n\n"
 
 
-def in_fresh_process(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Runs `python -m module arguments…` and returns what it reports."""
+def in_fresh_process(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None, limit: float = TIMEOUT_SECONDS
+) -> dict[str, Any]:
+    """Runs `python -m module arguments…` and returns what it reports within `limit` seconds."""
     merged = {**os.environ, "OMP_NUM_THREADS": str(THREADS), **(environment or {})}
     try:
         done = subprocess.run(
@@ -43,10 +45,10 @@ def in_fresh_process(module: str, *arguments: str, environment: Mapping[str, str
             env=merged,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=limit,
         )
     except subprocess.TimeoutExpired:
-        return {"failed": f"no result within {TIMEOUT_SECONDS} seconds"}
+        return {"failed": f"no result within {limit:.0f} seconds"}
     if done.returncode < 0:
         return {"failed": f"process ended by {signal.Signals(-done.returncode).name}"}
     if done.returncode != 0:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,16 @@ from benchmarks.process import THREADS, describe, in_fresh_process, litz_backend
 ROUNDS = 15
 WARMUP_CALLS = 3
 CONTENDERS = ("eager", "inductor", "litz")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How long to measure: so many rounds, or, once there are a few, until the time is up."""
+
+    rounds: int
+    seconds: float = math.inf
+    least: int = 5
+    clock: Callable[[], float] = time.perf_counter
 
 
 def steps_in_fresh_process(name: str, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -40,11 +52,17 @@ def steps(name: str, rounds: int = ROUNDS, only: tuple[str, ...] = CONTENDERS) -
 
     torch.set_num_threads(THREADS)
     module, kwargs = build(name)
+    with torch.no_grad():
+        # Before any contender is compiled: it empties Dynamo's caches.
+        peak = peak_of_model(module, kwargs)
+    return {**compared(module, kwargs, Watch(rounds), only), "peak_bytes": peak, "rounds": rounds}
+
+
+def compared(module: torch.nn.Module, kwargs: dict[str, Any], watch: Watch, only: tuple[str, ...]) -> dict[str, Any]:
+    """The contenders' errors and times."""
     results: dict[str, dict[str, Any]] = {contender: {} for contender in only}
     with torch.no_grad():
         reference = [tensor.double() for tensor in tensors(_as_float64(module)(**_floats_to_double(kwargs)))]
-        # Before any contender is compiled: it empties Dynamo's caches.
-        peak = peak_of_model(module, kwargs)
         contenders: dict[str, Callable[..., Any]] = {}
         for contender in results:
             try:
@@ -56,26 +74,29 @@ def steps(name: str, rounds: int = ROUNDS, only: tuple[str, ...] = CONTENDERS) -
                 results[contender] = {"failed": describe(error)}
         # Eager once more, under another name: how far the two differ is what this run's ratios cannot tell.
         timed = {**contenders, "control": module}
-        times = interleaved({name: _caller(fn, kwargs) for name, fn in timed.items()}, rounds)
+        times = interleaved({name: _caller(fn, kwargs) for name, fn in timed.items()}, watch)
     results["control"] = {}
     for contender, seconds in times.items():
         results[contender]["best_ms"] = min(seconds) * 1e3
         results[contender]["median_ms"] = statistics.median(seconds) * 1e3
-    return {**results, "peak_bytes": peak, "rounds": rounds}
+    return results
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def interleaved(calls: dict[str, Callable[[], Any]], watch: Watch) -> dict[str, list[float]]:
     """Seconds of each call in each round; the order rotates, so that nobody always follows the same one."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(WARMUP_CALLS):
             call()
     order = list(calls)
-    for _ in range(rounds):
+    begin = watch.clock()
+    for done in range(watch.rounds):
+        if done >= watch.least and watch.clock() - begin > watch.seconds:
+            break
         for name in order:
-            start = time.perf_counter()
+            start = watch.clock()
             calls[name]()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(watch.clock() - start)
         order.append(order.pop(0))
     return times
 

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.models import build, tensors
 from benchmarks.process import THREADS, describe, litz_backend
-from benchmarks.steps import interleaved
+from benchmarks.steps import Watch, interleaved
 
 Gradients = dict[str, torch.Tensor]  # and the loss
 CONTENDERS = ("eager", "inductor", "litz")
@@ -94,6 +94,11 @@ def cold(name: str, contender: str) -> dict[str, Any]:
 # -- warm -------------------------------------------------------------------------------------------
 def steps(name: str, rounds: int = ROUNDS, contenders: tuple[str, ...] = CONTENDERS) -> dict[str, Any]:
     torch.set_num_threads(THREADS)
+    return {**compared(name, Watch(rounds), contenders), "rounds": rounds}
+
+
+def compared(name: str, watch: Watch, contenders: tuple[str, ...]) -> dict[str, Any]:
+    """The contenders' errors and times."""
     module, kwargs = model_in_training(name)
     state = copy.deepcopy(module.state_dict())
     exact = _gradients(copy.deepcopy(module).double(), _in_double(kwargs))
@@ -118,10 +123,10 @@ def steps(name: str, rounds: int = ROUNDS, contenders: tuple[str, ...] = CONTEND
         module.load_state_dict(state)
     running["control"] = step_of("eager", module, kwargs)
     results["control"] = _errors(control, eager, exact)
-    for contender, seconds in interleaved(running, rounds).items():
+    for contender, seconds in interleaved(running, watch).items():
         results[contender]["best_ms"] = min(seconds) * 1e3
         results[contender]["median_ms"] = statistics.median(seconds) * 1e3
-    return {**results, "rounds": rounds}
+    return results
 
 
 def _gradients(module: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:

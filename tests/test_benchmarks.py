@@ -1,0 +1,50 @@
+"""The benchmark of many models judges what it measured: slower, wrong, failed or missing is never a pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.models_more import bars, report
+
+GOOD = {"eager": {"best_ms": 10.0, "error": 1e-6}, "litz": {"best_ms": 9.0, "error": 1.5e-6}, "control": {}}
+TRAINED = {
+    "eager": {"best_ms": 10.0},
+    "litz": {"best_ms": 9.0, "quotient": 1.5},
+    "control": {"quotient": 1.2, "best_ms": 10.0},
+}
+
+
+def changed(found: dict[str, Any], **litz: Any) -> dict[str, Any]:
+    return {**found, "litz": {**found["litz"], **litz}}
+
+
+def test_what_is_good_is_met() -> None:
+    results = {"inference": {"a": GOOD}, "training": {"a": TRAINED}}
+    assert [bar.met for bar in bars(results)] == [True] * 4
+    assert "0.900" in report(results, "inference")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        changed(GOOD, best_ms=10.4),
+        changed(GOOD, error=2.5e-6),
+        changed(GOOD, error=math.nan),
+        {"failed": "no result within 240 seconds"},
+        {"eager": GOOD["eager"], "litz": {"failed": "AssertionError"}},
+    ],
+)
+def test_what_is_bad_is_missed(found: dict[str, Any]) -> None:
+    results = {"inference": {"good": GOOD, "bad": found}}
+    assert False in [bar.met for bar in bars(results)]
+    assert "bad" in report(results, "inference")
+
+
+def test_a_gradient_may_be_as_far_off_as_luck_takes_eager() -> None:
+    lucky = {**changed(TRAINED, quotient=5.0), "control": {"quotient": 4.0}}
+    assert all(bar.met for bar in bars({"training": {"a": lucky}}))
+    unlucky = {**changed(TRAINED, quotient=5.0), "control": {"quotient": 2.0}}
+    assert False in [bar.met for bar in bars({"training": {"a": unlucky}})]
