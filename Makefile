@@ -3,6 +3,7 @@
 # make test    lint and all tests
 # make test-ops   every operator of torch's own database, every sample, all types, against eager (hours); SWEEP="--dtype float32" for a part
 # make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
+# make test-ecosystem   transformers' Trainer and generate, diffusers, PyG, PEFT, Lightning, DDP, each against eager
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
@@ -13,7 +14,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
-.PHONY: setup demo test test-ops fuzz docs bench bench-training bench-models lint format
+ECOSYSTEM := .venv-ecosystem
+
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models lint format
 
 setup: $(READY)
 
@@ -26,6 +29,14 @@ $(READY): requirements-dev.txt pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# An environment of its own: these packages pin and pull what the development environment should not have.
+$(ECOSYSTEM)/.litz-ready: requirements-dev.txt requirements-ecosystem.txt pyproject.toml
+	test -x $(ECOSYSTEM)/bin/python || $(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	$(ECOSYSTEM)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt -r requirements-ecosystem.txt
+	$(ECOSYSTEM)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	touch $@
 
 demo: setup
 	$(BIN)/python -m benchmarks.demo
@@ -44,7 +55,10 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest tests -n 2 -q
+	$(BIN)/python -m pytest tests -n 2 -q --ignore=tests/ecosystem
+
+test-ecosystem: $(ECOSYSTEM)/.litz-ready
+	$(ECOSYSTEM)/bin/python -m pytest tests/ecosystem -q
 
 # Every sample of torch's operator database, for hours. SWEEP holds the sweep's options, such as
 # SWEEP="--symbolic --dtype float32": one program over symbolic sizes for each sample, at three sizes.

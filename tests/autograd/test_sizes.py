@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from litz.capture import backend
 from litz.capture.backend import litz
@@ -131,3 +132,19 @@ def test_slices_and_selections(compiles):
         return y[1:-1].sum(0), y[-3:], y[0], y[-1], y[::2].sin(), y[:, -2], y[2:7]
 
     agree(compiles, function, [weight], [(torch.randn(n, 5),) for n in (4, 6, 9, 33, 11)], most=4)
+
+
+def test_embedding_and_loss(compiles):
+    table, head = nn.Embedding(30, 8), nn.Linear(8, 30)
+
+    def function(ids):
+        return F.cross_entropy(head(table(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten())
+
+    parameters = [*table.parameters(), *head.parameters()]
+    agree(compiles, function, parameters, [(torch.randint(0, 30, (3, n)),) for n in (5, 8, 13, 4)])
+
+
+def test_an_image_of_any_size(compiles):
+    down = nn.Conv2d(16, 16, 3, stride=2)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), down, nn.AdaptiveAvgPool2d(1))
+    agree(compiles, net, list(net.parameters()), [(torch.randn(2, 3, n, n + 1),) for n in (12, 15, 20, 33)], most=3)
