@@ -65,7 +65,7 @@ class Differentiable:
                 hint="what is computed from the result, outside of the compiled function, must give plain gradients",
             )
         if given.stride() == strides and given.dtype == dtype and tuple(given.shape) == sizes:
-            return given.resolve_conj().resolve_neg() if dtype.is_complex else given
+            return given.resolve_conj().resolve_neg()
         if tuple(given.shape) != sizes:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)

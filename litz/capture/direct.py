@@ -99,6 +99,7 @@ def _described(tensors: Sequence[torch.Tensor]) -> tuple:
         (
             first.setdefault(id(t), position), tuple(t.shape), t.stride() if t.layout is torch.strided else None,
             t.dtype, t.device, t.layout, type(t), t.requires_grad, t.is_leaf, t.is_inference(),
+            t.is_conj(), t.is_neg(),
         )
         for position, t in enumerate(tensors)
     )  # fmt: skip

@@ -22,9 +22,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from litz.capture.outputs import classify, window_on
+from litz.capture.outputs import classify, toggled, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
-from litz.capture.record import Recorder
+from litz.capture.record import Recorder, is_lazy
 from litz.capture.run_graph import run_graph
 from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
 from litz.compat import products_ask_for_sizes
@@ -272,9 +272,11 @@ class _Trace:
         """What the function is given for an input: autograd refuses writes to a leaf, which is what it is here."""
         if self.leaf[position] or not self.needs_grad[position]:
             return wrapped
-        copy = wrapped.clone(memory_format=torch.preserve_format)
-        self.recorder.same(_unwrap(copy), _unwrap(wrapped))
-        return copy
+        bits = wrapped.is_conj(), wrapped.is_neg()
+        whole = toggled(wrapped, *bits)
+        copy = whole.clone(memory_format=torch.preserve_format)
+        self.recorder.same(_unwrap(copy), _unwrap(whole))
+        return toggled(copy, *bits)
 
     def _input(self, wrapped: Any, primal: Any, position: int) -> Input:
         if not isinstance(wrapped, FunctionalTensor):
@@ -282,7 +284,9 @@ class _Trace:
         torch._sync(wrapped)
         if torch._functionalize_has_metadata_mutation(wrapped.elem):
             return self._reshaped(wrapped, primal, position)
-        mutated = torch._functionalize_has_data_mutation(wrapped.elem)
+        mutated, lazy = torch._functionalize_has_data_mutation(wrapped.elem), is_lazy(primal)
+        if mutated and lazy:
+            raise CaptureError(f"input {position}, conjugated or negated by a bit, is written to", stage="trace")
         if mutated and _shares_elements(wrapped):
             raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
         hidden = not self.training or not mutated or self._hidden(wrapped, position)
@@ -290,12 +294,12 @@ class _Trace:
             raise CaptureError("an input is written to where autograd must see it, beside subclasses", stage="trace")
         if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
             raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
-        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position])
+        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position], None, lazy)
 
     def _reshaped(self, wrapped: FunctionalTensor, primal: Any, position: int) -> Input:
         written = torch._functionalize_has_data_mutation(wrapped.elem)
-        if written or self.needs_grad[position] or any(self.forms) or self.bases:
-            what = "is written to" if written else "needs a gradient or is part of another tensor"
+        if written or self.needs_grad[position] or any(self.forms) or self.bases or is_lazy(primal):
+            what = "is written to" if written else "needs a gradient, has a bit set or is part of another tensor"
             raise CaptureError(f"input {position} changes its shape or strides in place, and {what}", stage="trace")
         window = window_on(primal, wrapped)
         if window.offset:

@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from litz.errors import CaptureError
 from litz.graph.signature import Output, Window
+from litz.loop.formula import Measures
 from litz.ops.sizes import symbolic_float, symbolic_size
 
 
@@ -37,15 +38,13 @@ def classify(
     for position, out in enumerate(outputs):
         if not isinstance(out, torch.Tensor):
             found.append(Output("plain", value=known(out)))
-        elif out.is_conj() or out.is_neg():
-            raise CaptureError(f"output {position} is conjugated or negated lazily", stage="trace")
         elif id(out) in itself:
             found.append(Output("input", itself[id(out)]))
         elif _storage(out) in of_input:
             index = of_input[_storage(out)]
             found.append(_view("view", index, out, primals[index], position))
         elif id(out) in place:
-            found.append(Output("part", place[id(out)], None, out.requires_grad))
+            found.append(_output("part", place[id(out)], out))
         elif _storage(out) in shared:
             base = shared[_storage(out)]
             if laid_out(out, position) is not out:
@@ -54,15 +53,16 @@ def classify(
                 )
             index = place.setdefault(id(base), len(results))
             if index == len(results):
-                results.append(base)
+                results.append(toggled(base, base.is_conj(), base.is_neg()))
             if base is out:
-                found.append(Output("fresh", index, None, out.requires_grad))
+                found.append(_output("fresh", index, out))
             else:
                 found.append(_view("part", index, out, base, position))
         else:
             place[id(out)] = len(results)
-            results.append(laid_out(out, position))
-            found.append(Output("fresh", place[id(out)], None, results[-1].requires_grad))
+            result = laid_out(out, position)
+            results.append(toggled(result, result.is_conj(), result.is_neg()))
+            found.append(_output("fresh", place[id(out)], result))
     return found, results
 
 
@@ -83,14 +83,46 @@ def _base(group: list[torch.Tensor]) -> torch.Tensor:
     return next(iter(bases.values()), group[0])
 
 
+def _output(kind: str, index: int, out: torch.Tensor) -> Output:
+    return Output(kind, index, None, out.requires_grad, None, out.is_conj(), out.is_neg())
+
+
 def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, position: int) -> Output:
-    if base.dtype != view.dtype:
+    dtype = None if base.dtype == view.dtype else view.dtype
+    if dtype is not None and view.requires_grad and not base.is_complex():
         raise CaptureError(f"output {position} is memory of another tensor, read as another type", stage="trace")
-    return Output(kind, index, window_on(base, view), view.requires_grad)
+    given = kind == "view"  # as the argument comes, bits included; results come without
+    return Output(
+        kind, index, window_on(base, view, dtype), view.requires_grad, None,
+        view.is_conj() != (given and base.is_conj()), view.is_neg() != (given and base.is_neg()), dtype,
+    )  # fmt: skip
 
 
-def window_on(base: torch.Tensor, view: torch.Tensor) -> Window:
+def read_as(dtype: torch.dtype, base: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as another type."""
+    return torch.view_as_real(base) if base.is_complex() and dtype == base.dtype.to_real() else base.view(dtype)
+
+
+def toggled(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
+    """A view with those bits set the other way."""
+    tensor = tensor.conj() if conjugated else tensor
+    return torch._neg_view(tensor) if negated else tensor
+
+
+def rebuilt(output: Output, base: torch.Tensor, sizes: Measures) -> torch.Tensor:
+    """The output, from the tensor whose memory it is."""
+    if output.dtype is not None:
+        base = read_as(output.dtype, base)
+    if output.window is not None:
+        window = output.window.at(sizes) if sizes else output.window
+        base = base.as_strided(window.sizes, window.strides, base.storage_offset() + window.offset)
+    return toggled(base, output.conjugated, output.negated)
+
+
+def window_on(base: torch.Tensor, view: torch.Tensor, dtype: torch.dtype | None = None) -> Window:
+    """`dtype`: what the view reads the memory as, if not as what it is."""
     view = _on(base, view)
+    base = base if dtype is None else read_as(dtype, base)
     offset = known(view.storage_offset()) - known(base.storage_offset())
     return Window(tuple(map(known, view.shape)), tuple(map(known, view.stride())), offset)
 

@@ -85,6 +85,8 @@ def _base(members: dict[int, torch.Tensor], training: bool) -> Base:
     tensors = list(members.values())
     if any(isinstance(s, torch.SymInt) for t in tensors for s in (*t.shape, *t.stride(), t.storage_offset())):
         raise CaptureError("inputs overlap, one is written to, and their sizes are known only at run time")
+    if any(t.is_conj() or t.is_neg() for t in tensors):
+        raise CaptureError("inputs overlap, one is written to, and one is conjugated or negated by a bit")
     if len({t.dtype for t in tensors}) > 1:
         raise CaptureError("inputs of several types overlap, and one is written to")
     root = _root(tensors[0])

@@ -5,6 +5,9 @@ the user's source line in `meta["stack_trace"]`.
 
 It sits where `make_fx`'s proxies would, below functionalisation and above fake tensors, and does only
 what this compiler needs: a tensor is known by identity, an operator is a node, and that is all.
+
+A tensor may be conjugated or negated by a bit that says so, which each operator of eager's honours. Generated code
+knows no such bit: a node is what the tensor means, conjugated and negated where the bit is set.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
 from litz.errors import CaptureError, user_line
-from litz.graph.alias import CHECKS
+from litz.graph.alias import CHECKS, is_view
 from litz.graph.sizes import sizes_as_arguments
 
 aten = torch.ops.aten
@@ -48,7 +51,8 @@ class Recorder(TorchDispatchMode):
     # -- inputs and outputs ------------------------------------------------------------------------
     def placeholder(self, value: Any, position: int) -> None:
         node = self.graph.placeholder(f"arg{position}")
-        node.meta["val"] = value
+        # What comes in the place of a tensor with a bit set is laid out as a copy of it.
+        node.meta["val"] = value.resolve_conj().resolve_neg() if is_lazy(value) else value
         if isinstance(value, torch.Tensor):
             self._know(value, node)
 
@@ -77,6 +81,8 @@ class Recorder(TorchDispatchMode):
             # Reached from a decomposition, below the place where eager takes it apart.
             with self:
                 return func.decompose(*args, **kwargs)
+        if func in _PHYSICAL:
+            return self._undelayed(func, args[0])
         if func is aten.detach.default:
             result = func(*args)
             self._know(result, self._argument(args[0]))
@@ -94,13 +100,47 @@ class Recorder(TorchDispatchMode):
         if unseen and not func._schema.is_mutable and func not in CHECKS:
             return result
         node = self._node(func, operands, options)
-        node.meta["val"] = result
+        node.meta["val"] = self._meant(func, operands, options) if _any_lazy((args, result)) else result
         if self.source is not None:
             node.meta["stack_trace"] = self.source
         if self._region:
             node.meta["checkpoint"] = self._region
         self._bind(result, node)
         return result
+
+    def _undelayed(self, func: Any, value: Any) -> torch.Tensor:
+        """A bit is set or taken away; in the graph it is done."""
+        result = func(value)
+        if not isinstance(value, torch.Tensor):  # a Python number, in a formula of autograd's
+            with unset_fake_temporarily():
+                value = torch.tensor(value, dtype=result.dtype)
+        source, physical = self._argument(value), _PHYSICAL[func]
+        node = self._undone(source, physical)
+        self._know(result, self._again(physical, (source,), {}) if node is None else node)
+        return result
+
+    def _undone(self, node: Any, physical: Any) -> fx.Node | None:
+        """The node without the operator, which is its own inverse: what it was done to, through views."""
+        if node.target is physical:
+            return node.args[0]
+        if node.target is operator.getitem or not is_view(node):
+            return None
+        whole = self._undone(node.args[0], physical)
+        return None if whole is None else self._again(node.target, (whole, *node.args[1:]), node.kwargs)
+
+    def _again(self, func: Any, operands: tuple, options: Mapping[str, Any]) -> fx.Node:
+        """A node for what was not called."""
+        node = self._node(func, operands, dict(options))
+        node.meta["val"] = self._meant(func, operands, options)
+        if self.source is not None:
+            node.meta["stack_trace"] = self.source
+        return node
+
+    @staticmethod
+    def _meant(func: Any, operands: Any, options: Any) -> Any:
+        """The result of the operator on values without bits."""
+        args, kwargs = fx.node.map_arg((operands, options), lambda n: n.meta["val"])
+        return func(*args, **kwargs)
 
     def _node(self, func: Any, operands: Any, options: dict[str, Any]) -> fx.Node:
         if not _has_size((operands, tuple(options.values()))):
@@ -161,11 +201,27 @@ class Recorder(TorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             raise CaptureError("a tensor is used that was computed by another trace within this one")
         name = f"constant_{len(self._nodes)}"
-        self.root.register_buffer(name, tensor, persistent=False)
+        value = tensor
+        if is_lazy(tensor):
+            with unset_fake_temporarily():
+                value = tensor.resolve_conj().resolve_neg()
+        self.root.register_buffer(name, value, persistent=False)
         node = self.graph.create_node("get_attr", name)
-        node.meta["val"] = tensor
+        node.meta["val"] = value
         self._know(tensor, node)
         return node
+
+
+_PHYSICAL = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a tensor is conjugated or negated by a bit alone."""
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
+def _any_lazy(value: Any) -> bool:
+    return any(map(_any_lazy, value)) if isinstance(value, (tuple, list)) else is_lazy(value)
 
 
 @lru_cache(maxsize=None)

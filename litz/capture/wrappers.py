@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from litz.capture.outputs import rebuilt
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
-from litz.graph.signature import Base, Output, Signature, Subclasses, number
+from litz.graph.signature import Base, Input, Output, Signature, Subclasses, number
 from litz.loop.formula import Measures
 
 Core = Callable[..., Sequence[Any]]
@@ -194,10 +195,25 @@ class RebuildOutputs:
         base = args[output.index] if output.kind == "view" else results[output.index]
         if base.requires_grad and not output.needs_grad:
             base = base.detach()
-        if output.window is None:
-            return base
-        window = output.window.at(sizes) if sizes else output.window
-        return base.as_strided(window.sizes, window.strides, base.storage_offset() + window.offset)
+        return rebuilt(output, base, sizes)
+
+
+@dataclass(frozen=True)
+class WithoutBits:
+    """Removes: conjugation and negation that arguments carry as a bit, which generated code would not see.
+
+    Restores: nothing: outputs that are such an argument are rebuilt further out.
+    """
+
+    inputs: tuple[Input, ...]
+
+    def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        return [
+            arg.resolve_conj().resolve_neg() if spec.lazy else arg for arg, spec in zip(args, self.inputs, strict=True)
+        ]
+
+    def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
+        return results
 
 
 class AsTraced:
@@ -223,8 +239,10 @@ def wrappers_for(signature: Signature) -> tuple[Any, ...]:
         found.append(OneOfEach(signature.places))
     if signature.bases:
         found.append(SyntheticBases(signature.bases, signature.returned_members))
-    if not all(o.kind == "fresh" and o.index == i for i, o in enumerate(signature.outputs)):
+    if not all(o == Output("fresh", i, needs_grad=o.needs_grad) for i, o in enumerate(signature.outputs)):
         found.append(RebuildOutputs(signature))
+    if any(x.lazy for x in signature.inputs):
+        found.append(WithoutBits(signature.inputs))
     if signature.mutated:
         found.append(SeparateInputs(signature.mutated, bool(signature.differentiable)))
     if any(x.reshaped is not None for x in signature.inputs):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+import torch
 from torch import fx
 
 from litz.loop.expr import Expr
@@ -46,16 +47,19 @@ def numbers(values: Sequence[Number], sizes: Measures) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Input:
     """`mutated`: written to. `hidden`: only under `no_grad`, so that autograd must not see it. `reshaped`: what it has
-    become, where its own shape or strides were changed in place."""
+    become, where its own shape or strides were changed in place. `lazy`: it comes conjugated or negated by a bit."""
 
     needs_grad: bool = False
     mutated: bool = False
     hidden: bool = True
     parameter: bool = False
     reshaped: Window | None = None
+    lazy: bool = False
 
     def __str__(self) -> str:
         words = ["needs grad"] if self.needs_grad else []
+        if self.lazy:
+            words.append("conjugated or negated by a bit")
         if self.mutated:
             words.append("mutated under no_grad" if self.hidden else "mutated")
         if self.reshaped is not None:
@@ -69,6 +73,8 @@ class Output:
 
     `kind`: "fresh" (computed by the graph), "input" (the argument itself), "view" (of an argument), "part"
     (of another result's memory), "plain" (not a tensor). `index` says which argument or graph result.
+    `conjugated`, `negated`: by a bit of the tensor's, which the graph leaves out. `dtype`: what the memory is read as,
+    where it is not that of the tensor it belongs to.
     """
 
     kind: str
@@ -76,9 +82,13 @@ class Output:
     window: Window | None = None
     needs_grad: bool = False
     value: object = None
+    conjugated: bool = False
+    negated: bool = False
+    dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
-        grad = ", needs grad" if self.needs_grad else ""
+        bits = (", conjugated" if self.conjugated else "") + (", negated" if self.negated else "")
+        grad = (", needs grad" if self.needs_grad else "") + bits + (f" as {self.dtype}" if self.dtype else "")
         if self.kind == "plain":
             return f"plain {self.value!r}"
         if self.kind == "fresh":

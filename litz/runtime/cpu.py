@@ -378,7 +378,8 @@ class _Operator:
         sizes, strides, dtype = frame.ints(expected.sizes), frame.ints(expected.strides), _dtype(expected)
         if tuple(tensor.shape) != sizes:
             raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
-        if self.copies or tensor.dtype != dtype or tensor.stride() != strides or tensor.storage_offset() != 0:
+        plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
+        if self.copies or not plain or tensor.is_conj() or tensor.is_neg():
             tensor = torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()

@@ -99,13 +99,18 @@ def _once(
     flat = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
     found["results"] = [x.detach().clone() for x in flat]
     total = sum(
-        ((x * _weights(x)).sum() for x in [*flat, *inputs_flat] if x.requires_grad and x.grad_fn is not None),
+        (_weighed(x) for x in [*flat, *inputs_flat] if x.requires_grad and x.grad_fn is not None),
         torch.zeros(()),
     )
     if total.requires_grad:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True)
         found["gradients"] = gradients
     return found
+
+
+def _weighed(x: torch.Tensor) -> torch.Tensor:
+    found = (x * _weights(x)).sum()
+    return found.real + 2 * found.imag if found.is_complex() else found
 
 
 def _weights(x: torch.Tensor) -> torch.Tensor:

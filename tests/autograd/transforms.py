@@ -656,3 +656,12 @@ def linear_algebra() -> Program:
         return torch.linalg.cholesky(m).diagonal().log().sum() + torch.linalg.solve(m, a).sum()
 
     return vmap(grad(inner)), given((2, 3, 3))
+@program
+def complex_jacobian() -> Program:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(x.view(-1, 2).contiguous())
+        return torch.view_as_real(z * z.conj() + z.exp()).flatten()
+
+    return jacrev(inner), given((6,))
+
+
