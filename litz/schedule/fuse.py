@@ -20,6 +20,7 @@ from litz.loop.contraction import contraction
 from litz.loop.ir import Apply, Call, Kernel, Load, Program, Step, View
 from litz.loop.scalar import SCALARS
 from litz.schedule.merge import inline, merge
+from litz.schedule.separate import separate
 from litz.schedule.simplify import live_ops
 
 _FAR = 16  # steps: memory that is kept for that long costs more than one more pass over it
@@ -40,6 +41,7 @@ class Node:
 def fuse(program: Program, ctx: Context) -> Program:
     steps = _without_dead_stores(program, program.steps)
     steps = _inline_cheap(program, steps, ctx)
+    steps = separate(program, steps, ctx)
     graph = _Graph(program, steps)
     for at in range(len(steps)):
         graph.add(at)
