@@ -7,7 +7,10 @@ between operators that only Python can call.
 
 from __future__ import annotations
 
-from litz.codegen import shim
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from litz.codegen import batch, shim
 from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module, Writer
@@ -16,6 +19,14 @@ from litz.loop.ir import Call
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.
 _PARALLEL_WORK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel's function, and the buffers that stand for its own, in the same order."""
+
+    kernel: Rendered
+    buffers: tuple[str, ...]
 
 
 def declare_runtime(module: Module) -> None:
@@ -38,24 +49,32 @@ def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
     return frame.size(e)
 
 
-def write_team_body(module: Module, kernel: Rendered, sizes: tuple[str, ...]) -> None:
+def write_team_body(module: Module, kernel: Rendered) -> None:
     """`NAME.team(data)`: what each thread of a team runs, on its share of the units."""
     w = Writer(module)
     pointers = []
     for position in range(len(kernel.buffers) + 3):
         address = w.let(f"getelementptr ptr, ptr %data, i64 {position}", "p")
         pointers.append(w.let(f"load ptr, ptr {address}"))
+    units = w.let(f"load i64, ptr {w.address('ptr', '%data', len(pointers))}")
     me = w.let(f"sext i32 {w.let('call i32 @omp_get_thread_num()')} to i64")
     team = w.let(f"sext i32 {w.let('call i32 @omp_get_num_threads()')} to i64")
     *buffers, workspace, table, error = pointers
     w.lines.append(f"  %sizes = getelementptr i8, ptr {table}, i64 0")
-    units = size_text(w, kernel.units, sizes)
-    begin = w.let(f"sdiv i64 {w.mul(me, units)}, {team}")
-    end = w.let(f"sdiv i64 {w.mul(w.add(me, '1'), units)}, {team}")
+    begin, end = (_share(w, turn, units, team, kernel.grain) for turn in (me, w.add(me, "1")))
     mine = w.let(f"getelementptr i8, ptr {workspace}, i64 {w.mul(me, str(kernel.workspace))}", "p")
     w.emit(_call(kernel, buffers, mine, error, begin, end))
     w.emit("ret void")
     w.define(f"{kernel.name}.team", "ptr %data")
+
+
+def _share(w: Writer, turn: str, units: str, team: str, grain: int) -> str:
+    """The unit that the thread of this turn begins with."""
+    share = w.let(f"sdiv i64 {w.mul(turn, units)}, {team}")
+    if grain == 1:
+        return share
+    whole = w.let(f"and i64 {share}, {-grain}")
+    return w.let(f"select i1 {w.let(f'icmp eq i64 {turn}, {team}')}, i64 {units}, i64 {whole}")
 
 
 def _call(kernel: Rendered, buffers: list[str], workspace: str, error: str, begin: str, end: str) -> str:
@@ -76,18 +95,26 @@ class HostWriter:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
         return self.w.let(f"load ptr, ptr {address}")
 
-    def launch(self, kernel: Rendered, buffers: tuple[str, ...]) -> None:
-        """`buffers` stand for the kernel's own, in the same order."""
-        pointers = [self.pointer(b) for b in buffers]
+    def launch(self, launches: Sequence[Launch]) -> None:
+        """Kernels that wait for nothing of each other."""
+        if len(launches) == 1:
+            self._launch(*launches)
+            return
+        team = self.threads if sum(launch.kernel.work for launch in launches) >= _PARALLEL_WORK else 1
+        batch.launch(self.w, [(launch.kernel, [self.slots[b] for b in launch.buffers]) for launch in launches], team)
+
+    def _launch(self, launch: Launch) -> None:
+        kernel = launch.kernel
+        pointers = [self.pointer(b) for b in launch.buffers]
         team = threads_for(kernel, self.threads)
+        units = size_text(self.w, kernel.units, self.sizes)
         if team == 1:
-            units = size_text(self.w, kernel.units, self.sizes)
             self.w.emit(_call(kernel, pointers, "%workspace", "%error", "0", units))
             return
-        data = self.w.slot(f"[{len(pointers) + 3} x ptr]", 8)
+        data = self.w.slot(f"[{len(pointers) + 4} x ptr]", 8)
         for position, pointer in enumerate([*pointers, "%workspace", "%sizes", "%error"]):
-            address = self.w.let(f"getelementptr ptr, ptr {data}, i64 {position}", "p")
-            self.w.emit(f"store ptr {pointer}, ptr {address}")
+            self.w.emit(f"store ptr {pointer}, ptr {self.w.address('ptr', data, position)}")
+        self.w.emit(f"store i64 {units}, ptr {self.w.address('ptr', data, len(pointers) + 3)}")
         self.w.emit(f"call void @GOMP_parallel(ptr @{kernel.name}.team, ptr {data}, i32 {team}, i32 0)")
 
     def call(self, call: Call) -> list[str]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Union
 
-from litz.codegen import host, shim
+from litz.codegen import batch, host, shim
 from litz.codegen.llvm import contract, loops, microkernel
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module
 from litz.context import Context
 from litz.loop.contraction import contraction
-from litz.loop.ir import Buffer, Call, Kernel, Load, Program, Store
+from litz.loop.flat import elements, flat_form
+from litz.loop.ir import Call, Kernel, Load, Program, Step, Store
 from litz.schedule.memory import Layout
+from litz.target import Target
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,11 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     native = shim.native_calls(program)
     slots = _slots(program, native)
     held: dict[str, int] = {}  # buffers whose handles native code holds -> step of their last use
-    threads = ctx.target.threads
     sizes = tuple(s.name for s in program.sizes)
-    built: dict[tuple, Rendered] = {}
+    kernels = _Kernels(program, ctx.target, module, sizes)
     plan: list[Item] = []
     starts: list[int] = []
     writer: host.HostWriter | None = None
-    tiles: dict[microkernel.Tile, None] = {}
-    launches = 0
-    workspace = 0
 
     def close() -> None:
         nonlocal writer
@@ -64,7 +62,9 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             plan.append(Native(writer.name))
             writer = None
 
-    for at, step in enumerate(program.steps):
+    for positions in batch.batches(program, layout):
+        at, last = positions[0], positions[-1]
+        step = program.steps[at]
         if at in layout.pauses:
             close()
         if isinstance(step, Call) and step.name not in native:
@@ -74,40 +74,88 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             continue
         if writer is None:
             starts.append(at)
-            writer = host.HostWriter(module, f"run{len(plan)}", slots, threads, sizes)
+            writer = host.HostWriter(module, f"run{len(plan)}", slots, ctx.target.threads, sizes)
         if isinstance(step, Call):
             held.update((name, layout.last_use[name]) for name in writer.call(step))
-            writer.release(_dead(held, at))
-            continue
-        shape, order, shared = _anonymous(step, program.buffers)
-        kernel = built.get(shape)
-        if kernel is None:
-            name = f"k{len(built)}_{step.name}"
-            product = contraction(shared)
-            if product is not None:
-                named = _renamed(order, program.buffers)
-                kernel, called = contract.render(shared, product, named, ctx.target, module, name, sizes)
-                tiles.update(dict.fromkeys(called))
-            else:
-                kernel = loops.render(shared, _renamed(order, program.buffers), ctx.target, module, name, sizes)
-            host.write_team_body(module, kernel, sizes)
-            built[shape] = kernel
-        names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
-        writer.launch(kernel, tuple(names[b] for b in kernel.buffers))
-        launches += 1
-        workspace = max(workspace, kernel.workspace * threads)
-        writer.release(_dead(held, at))
+        else:
+            writer.launch([kernels.launch(program.steps[position], len(positions) > 1) for position in positions])
+        writer.release(_dead(held, last))
     close()
     return Rendering(
         module.text(),
         tuple(plan),
         tuple(starts),
         slots,
-        launches,
-        len(built),
-        workspace,
-        tuple((t.name, microkernel.text(t)) for t in tiles),
+        kernels.launches,
+        len(kernels.built),
+        kernels.workspace * ctx.target.threads,
+        tuple((t.name, microkernel.text(t)) for t in kernels.tiles),
     )
+
+
+class _Kernels:
+    """The kernels of a program, each different one built once."""
+
+    def __init__(self, program: Program, target: Target, module: Module, sizes: tuple[str, ...]):
+        self.buffers, self.target, self.module, self.sizes = program.buffers, target, module, sizes
+        self.built: dict[tuple, Rendered] = {}
+        self.tiles: dict[microkernel.Tile, None] = {}
+        self.launches = 0
+        self.workspace = 0  # bytes a thread
+        self._parts: set[str] = set()  # those that stand in batches
+        self._flat = self._shared_flat_forms(program)
+
+    def launch(self, step: Step, batched: bool) -> host.Launch:
+        """The step, a kernel, as a function that is there, its units of work, and the buffers it takes."""
+        assert isinstance(step, Kernel)
+        flat = self._flat.get(step.name)
+        order = tuple(dict.fromkeys((*step.reads, *step.writes)))
+        shared = _anonymous(flat or step, order)
+        types = tuple((self.buffers[b].dtype, None if flat else self.buffers[b].size) for b in order)
+        key = (shared.axes, shared.reduced, shared.body, types, flat is None)
+        kernel = self.built.get(key)
+        if kernel is None:
+            kernel = self.built[key] = self._build(shared, order, flat is not None, f"k{len(self.built)}_{step.name}")
+        if flat is not None:
+            kernel = replace(kernel, units=elements(step), work=loops.work_of(step))
+        if batched and kernel.name not in self._parts:
+            if not self._parts:
+                batch.write_walk(self.module)
+            self._parts.add(kernel.name)
+            batch.write_part(self.module, kernel)
+        self.launches += 1
+        self.workspace = max(self.workspace, kernel.workspace)
+        names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
+        return host.Launch(kernel, tuple(names[b] for b in kernel.buffers))
+
+    def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool, name: str) -> Rendered:
+        buffers = {f"b{i}": replace(self.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
+        product = contraction(kernel)
+        if product is None:
+            write = loops.render_flat if flat else loops.render
+            rendered = write(kernel, buffers, self.target, self.module, name, self.sizes)
+        else:
+            rendered, called = contract.render(kernel, product, buffers, self.target, self.module, name, self.sizes)
+            self.tiles.update(dict.fromkeys(called))
+        host.write_team_body(self.module, rendered)
+        return rendered
+
+    def _shared_flat_forms(self, program: Program) -> dict[str, Kernel]:
+        """Step -> its flat form, where steps of other lengths share it: one that stands alone is better off with a
+        length that is known."""
+        found: dict[tuple, list[tuple[Kernel, Kernel]]] = {}
+        for step in program.kernels:
+            flat = flat_form(step)
+            if flat is not None:
+                order = tuple(dict.fromkeys((*step.reads, *step.writes)))
+                types = tuple(program.buffers[b].dtype for b in order)
+                found.setdefault((_anonymous(flat, order).body, types), []).append((step, flat))
+        return {
+            step.name: flat
+            for group in found.values()
+            if len({elements(step) for step, _ in group}) > 1
+            for step, flat in group
+        }
 
 
 def _slots(program: Program, native: frozenset[str]) -> dict[str, int]:
@@ -128,14 +176,8 @@ def _dead(held: dict[str, int], at: int) -> list[str]:
     return names
 
 
-def _anonymous(kernel: Kernel, buffers: dict[str, Buffer]) -> tuple[tuple, tuple[str, ...], Kernel]:
+def _anonymous(kernel: Kernel, order: tuple[str, ...]) -> Kernel:
     """The kernel with its buffers numbered, so that equal work on other buffers is the same value."""
-    order = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
     number = {b: f"b{i}" for i, b in enumerate(order)}
     body = tuple(replace(op, buffer=number[op.buffer]) if isinstance(op, (Load, Store)) else op for op in kernel.body)
-    types = tuple((buffers[b].dtype, buffers[b].size) for b in order)
-    return (kernel.axes, kernel.reduced, body, types), order, replace(kernel, body=body)
-
-
-def _renamed(order: tuple[str, ...], buffers: dict[str, Buffer]) -> dict[str, Buffer]:
-    return {f"b{i}": replace(buffers[b], name=f"b{i}") for i, b in enumerate(order)}
+    return replace(kernel, body=body)

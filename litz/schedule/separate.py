@@ -16,6 +16,7 @@ from litz.context import Context
 from litz.loop.ir import Kernel, Program, Step
 
 _FEW = 64  # elements: what touches no larger buffer is done before the rest, and links nothing
+_MIXED = 8  # steps of other parts among those of one: as long as there are fewer, fusion finds them all
 
 
 def separate(program: Program, steps: Sequence[Step], ctx: Context) -> list[Step]:
@@ -74,7 +75,7 @@ def _where_most_is_gained(steps: Sequence[Kernel]) -> int:
     start, most = len(steps), 0
     for position in reversed(range(len(steps))):
         parts.put_before(position, steps[position])
-        if parts.gain > most:
+        if parts.gain > max(most, _MIXED * (len(steps) - position)):
             start, most = position, parts.gain
     return start
 

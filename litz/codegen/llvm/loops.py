@@ -57,12 +57,23 @@ class Rendered:
     units: Expr
     work: int  # scalar operations in all, at the likely sizes
     workspace: int = 0  # bytes each thread needs
+    grain: int = 1  # a power of two: threads share the units out in multiples of it
+
+
+_FLAT_GRAIN = 64  # elements: whole cache lines of any type
 
 
 def render(
     kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
 ) -> Rendered:
     return _Renderer(kernel, buffers, target, module, name, sizes).run()
+
+
+def render_flat(
+    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
+) -> Rendered:
+    """A kernel in its flat form: its units are elements, however many there are."""
+    return _Renderer(kernel, buffers, target, module, name, sizes).run_flat()
 
 
 def volume(axes: Iterable[Axis]) -> Expr:
@@ -187,10 +198,17 @@ class _Renderer:
                 self._row()
             else:
                 self._along_vector(start, stop)
+        return self._finish(self.row_count * pieces)
+
+    def run_flat(self) -> Rendered:
+        self._along_vector("%begin", "%end")
+        return self._finish(volume(self.kernel.axes), _FLAT_GRAIN)
+
+    def _finish(self, units: Expr, grain: int = 1) -> Rendered:
         self.w.emit("ret void")
         parameters = ", ".join([*(f"ptr %b{i}" for i in range(len(self.used))), *TRAILING])
         self.w.define(self.name, parameters)
-        return Rendered(self.name, self.used, self.row_count * pieces, work_of(self.kernel))
+        return Rendered(self.name, self.used, units, work_of(self.kernel), grain=grain)
 
     def _bind_rows(self, row: str) -> None:
         rest = row

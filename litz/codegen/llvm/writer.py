@@ -88,6 +88,10 @@ class Module:
         definition = f"constant [{len(values)} x i64] [{text}]" if values else "constant [1 x i64] [i64 0]"
         return self.globals.setdefault(definition, f"@array{len(self.globals)}")
 
+    def constant(self, value: str) -> str:
+        """A global of this type and value."""
+        return self.globals.setdefault(f"constant {value}", f"@constant{len(self.globals)}")
+
     def constant_string(self, value: str) -> str:
         data = value.encode() + b"\0"
         text = "".join(f"\\{byte:02X}" for byte in data)
