@@ -26,11 +26,6 @@ def torch_version() -> tuple[int, int, int]:
     return parse_version(torch.__version__)
 
 
-def products_ask_for_sizes() -> bool:
-    """Whether `matmul` of functional tensors asks a symbolic size for its value (2.11), unless Python decides."""
-    return torch_version() < (2, 13, 0)
-
-
 def recompile_reason() -> str | None:
     """Within a backend's call: what Dynamo found changed since it compiled the function before; None the first time.
 

@@ -24,6 +24,10 @@ def rows(*sizes: int) -> list[tuple]:
     return [(torch.randn(size, 6),) for size in sizes]
 
 
+def images(*sizes: int) -> list[tuple]:
+    return [(torch.randn(1, 2, size, size),) for size in sizes]
+
+
 def beside(numbers: tuple, *shapes: tuple[int, ...]) -> list[tuple]:
     return [(*(torch.randn(shape) for shape in shapes), number) for number in numbers]
 
@@ -48,6 +52,10 @@ WHOLE: Cases = {
     "divided": (lambda x, n: (x // n, x % n, torch.fmod(x, n)), beside((*N, -5), (4, 8))),
     "put": (lambda x, n: x.masked_fill(x > 0, n).scatter(0, torch.tensor([[1, 2]]), n), beside(N, (4, 8))),
     "only a number": (lambda n: torch.arange(n) * 2, [(n,) for n in N]),
+    "range": (lambda x, n: x[:1] + torch.arange(-n, 5 * n, n), beside(N, (3,))),
+    "range backwards": (lambda x, n: x[:1] + torch.arange(4 * n, 1, -n) * 2, beside(N, (3,))),
+    "padded by": (lambda x, n: F.pad(x, (n, 1)), beside(N, (3,))),
+    "rolled by": (lambda x, n: (x.roll(n), x.roll((n, 1), (0, 1))), beside((*N, -5), (6, 5))),
     "larger of two": (lambda x, n: x * max(n, x.shape[0]), beside((8, 9, 11), (5, 4))),
 }
 MADE_OF_SIZES: Cases = {
@@ -58,6 +66,14 @@ MADE_OF_SIZES: Cases = {
     "half as much again": (lambda x: torch.zeros(int(x.shape[0] * 1.5)) + x.shape[0], rows(4, 5, 6, 9)),
     "rounded": (lambda x: x * round(x.shape[0] * 0.37), rows(4, 5, 6, 9)),
     "returned": (lambda x: (x + 1, x.shape[0] * 0.5, x.shape[0] // 2), rows(4, 5, 6, 9)),
+    "scaled up": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), images(9, 10, 13)),
+    "twice as large": (lambda x: F.interpolate(x, scale_factor=2), images(9, 10, 13)),
+    "to a fixed size": (lambda x: F.interpolate(x, size=(9, 7), mode="nearest-exact"), images(5, 6, 9)),
+    "to a fixed size, cubic": (lambda x: F.interpolate(x, size=(9, 7), mode="bicubic"), images(5, 6, 9)),
+    "mean, variance, norms": (lambda x: (x.mean(0), x.var(0), x.std(), x.norm()), rows(5, 6, 7)),
+    "pooled": (lambda x: (F.adaptive_avg_pool2d(x, 3), F.avg_pool2d(x, 3, 2, 1)), images(9, 10, 13)),
+    "reflected": (lambda x: F.pad(x, (2, 1, 1, 0), mode="reflect"), images(9, 10, 13)),
+    "loss": (lambda x: (F.mse_loss(x, x * 2), F.smooth_l1_loss(x, x.sin())), rows(5, 6, 7)),
 }
 FLOATS: Cases = {
     "temperature": (lambda x, t: torch.softmax(x.sin() / t, -1) * t, beside(T, (4, 8))),

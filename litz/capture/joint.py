@@ -27,7 +27,6 @@ from litz.capture.overlap import bases_for, in_place_of_members, members_restore
 from litz.capture.record import Recorder, is_lazy
 from litz.capture.run_graph import run_graph
 from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
-from litz.compat import products_ask_for_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
@@ -87,8 +86,8 @@ def _run(tracer: _Trace) -> Joint:
             fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(mode)
-            symbolic = any(map(is_symbolic, inputs)) and products_ask_for_sizes()
-            if symbolic or (training and _normalises_batches(tracer.function)):
+            # Composite operators in C++ (products, interpolation) ask symbolic sizes for their values.
+            if symbolic_mode(inputs) is not None or (training and _normalises_batches(tracer.function)):
                 # Batch norm only has a functional form behind this dispatcher, which slows all others down.
                 stack.enter_context(enable_python_dispatcher())
             for position, fake in enumerate(fakes):

@@ -537,13 +537,19 @@ def mod(num: Expr, den: Expr) -> Expr:
 
 def _within(e: Expr, den: Expr) -> bool:
     """Whether `0 <= e < den` always holds."""
-    low, high = e.bounds()
+    low = e.bounds()[0]
     if low is None or low < 0:
         return False
-    if den.is_int:
-        return high is not None and high < den.int
+    return is_below(e, den)
+
+
+def is_below(e: Expr, limit: Expr) -> bool:
+    """Whether `e < limit` always holds, as far as can be proved."""
+    high = e.bounds()[1]
+    if limit.is_int:
+        return high is not None and high < limit.int
     largest = _largest(e)
-    return largest is not None and is_nonnegative(den - 1 - largest)
+    return largest is not None and is_nonnegative(limit - 1 - largest)
 
 
 def _largest(e: Expr) -> Expr | None:

@@ -71,15 +71,20 @@ def arange_start(b: Builder, node: fx.Node, start: float, end: float, **_: Any) 
 @lowers(aten.arange.start_step)
 def arange_step(b: Builder, node: fx.Node, start: float, end: float, step: float = 1, **_: Any) -> View:
     if not is_float(computed(node.meta["val"])):
-        start, step = int(start), int(step)  # as eager: rounded before they are used
+        start, step = _cut(start), _cut(step)  # as eager: rounded before they are used
 
     def formula(body: Body, point: Point) -> Val:
-        if isinstance(start, int) and isinstance(step, int):
-            return body.index(point[0] * step + start)
+        if isinstance(start, (int, torch.SymInt)) and isinstance(step, (int, torch.SymInt)):
+            return body.index(point[0] * b.size_expr(step) + b.size_expr(start))
         # In double, as eager does: an error of the step would grow with the index.
         return body.cast(body.index(point[0]), "f64") * step + start
 
     return b.pointwise(node.meta["val"], formula)
+
+
+def _cut(number: Any) -> Any:
+    """The whole part."""
+    return torch.sym_int(number) if isinstance(number, (torch.SymInt, torch.SymFloat)) else int(number)
 
 
 @lowers(aten.linspace.default)

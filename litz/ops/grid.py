@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, is_float
-from litz.loop.expr import Expr, Value, expr
+from litz.loop.expr import ZERO, Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Val
 from litz.ops.registry import lowers
@@ -30,7 +30,7 @@ Tap = tuple[Expr, "Val | None", "Val | None"]  # a neighbour along one dimension
 def grid_sampler(b: Builder, node: fx.Node, x: View, grid: View, mode: int, padding: int, align_corners: bool) -> Any:
     spatial = len(x.sizes) - 2
     dtype = compute_type(x.dtype)
-    if not is_float(dtype) or not all(s.is_int and s.int > 0 for s in x.sizes[2:]):
+    if not is_float(dtype) or any(s is ZERO for s in x.sizes[2:]):
         return NotImplemented
 
     def formula(body: Body, point: Point) -> Val:
@@ -39,7 +39,7 @@ def grid_sampler(b: Builder, node: fx.Node, x: View, grid: View, mode: int, padd
         for d, size in enumerate(x.sizes[2:]):
             # The grid names the last dimension first.
             at = body.cast(body.load(grid, (n, *inner, expr(spatial - 1 - d))), dtype)
-            taps.append(_taps(body, _unnormalised(at, size.int, align_corners), size.int, mode, padding, align_corners))
+            taps.append(_taps(body, _unnormalised(body, at, size, align_corners), size, mode, padding, align_corners))
         total: Val | None = None
         for chosen in product(*taps):
             inside: Val | None = None
@@ -55,11 +55,13 @@ def grid_sampler(b: Builder, node: fx.Node, x: View, grid: View, mode: int, padd
     return b.pointwise(node.meta["val"], formula)
 
 
-def _unnormalised(at: Val, size: int, align_corners: bool) -> Val:
-    return (at + 1) * ((size - 1) / 2) if align_corners else (at + 1) * (size / 2) - 0.5
+def _unnormalised(body: Body, at: Val, size: Expr, align_corners: bool) -> Val:
+    steps = size - 1 if align_corners else size
+    scaled = (at + 1) * (steps.int / 2 if steps.is_int else body.const(steps, at.dtype) / 2)
+    return scaled if align_corners else scaled - 0.5
 
 
-def _taps(body: Body, at: Val, size: int, mode: int, padding: int, align_corners: bool) -> list[Tap]:
+def _taps(body: Body, at: Val, size: Expr, mode: int, padding: int, align_corners: bool) -> list[Tap]:
     def padded(position: Val) -> Val:
         return _PADDING[padding](body, position, size, align_corners)
 
@@ -77,32 +79,32 @@ def _taps(body: Body, at: Val, size: int, mode: int, padding: int, align_corners
     return [(*_place(body, first, size), second - at), (*_place(body, second, size), at - first)]
 
 
-def _place(body: Body, position: Val, size: int) -> tuple[Expr, Val]:
+def _place(body: Body, position: Val, size: Expr) -> tuple[Expr, Val]:
     inside = (position >= 0) & (position <= size - 1)
     # What is no number, or too large for one, has no place: it is not read.
     whole = body.cast(body.where(inside, position, 0), "i64")
     return expr(Value(whole.name)), inside
 
 
-def _nothing(body: Body, at: Val, size: int, align_corners: bool) -> Val:
+def _nothing(body: Body, at: Val, size: Expr, align_corners: bool) -> Val:
     return at
 
 
-def _edge(body: Body, at: Val, size: int, align_corners: bool) -> Val:
+def _edge(body: Body, at: Val, size: Expr, align_corners: bool) -> Val:
     return body.apply("min", body.where(at > 0, at, 0), size - 1)  # what is no number counts as 0
 
 
-def _mirrored(body: Body, at: Val, size: int, align_corners: bool) -> Val:
+def _mirrored(body: Body, at: Val, size: Expr, align_corners: bool) -> Val:
     low, span = (0.0, size - 1) if align_corners else (-0.5, size)
-    if span == 0:
+    if span is ZERO:
         return body.const(0, at.dtype)
     away = body.apply("abs", at - low)
     flips = body.apply("floor", away / span)
     rest = body.apply("fmod", away, span)
     odd = (flips - body.apply("floor", flips * 0.5) * 2).eq(1)
-    return _edge(body, body.where(odd, span - rest, rest) + low, size, align_corners)
+    return _edge(body, body.where(odd, -rest + span, rest) + low, size, align_corners)
 
 
-_PADDING: dict[int, Callable[[Body, Val, int, bool], Val]] = {
+_PADDING: dict[int, Callable[[Body, Val, Expr, bool], Val]] = {
     _ZEROS: _nothing, _BORDER: _edge, _REFLECTION: _mirrored,
 }  # fmt: skip

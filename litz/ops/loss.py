@@ -15,6 +15,7 @@ from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel, 
 from litz.ops.norm import over
 from litz.ops.reduce import all_dims, fold
 from litz.ops.registry import lowers
+from litz.ops.update import common_shape
 
 aten = torch.ops.aten
 
@@ -33,12 +34,11 @@ def _loss(b: Builder, node: fx.Node, reduction: int, formula: Callable[..., Val]
 
     if reduction == NONE:
         return b.pointwise(fake, element)
-    shape = torch.broadcast_shapes(*([s.int for s in a.sizes] for a in args))
-    each = b.pointwise(fake, element, out=b.scratch(shape, dtype))
+    each = b.pointwise(fake, element, out=b.scratch(common_shape(args), dtype))
     out, count = b.allocate(fake), numel(each.sizes)
 
     def use(body: Body, kept: Point, total: Val) -> None:
-        body.store(out, (), total / count.int if reduction == MEAN else total)
+        body.store(out, (), total / count if reduction == MEAN else total)
 
     fold(b, each, all_dims(each, None), "sum", dtype, None, use)
     return out

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from litz.loop.dtype import is_float
+from litz.loop.expr import ONE, ZERO
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Val, computed, operand
+from litz.ops.builder import Body, Builder, Point, Val, computed, numel, operand, sizes_of
 from litz.ops.loss import MEAN
 from litz.ops.registry import lowers
+from litz.ops.update import common_shape
 
 aten = torch.ops.aten
 
@@ -24,13 +25,15 @@ def _backward(
     """`grad * slope(body, x, y, ...)`, divided by the count of elements where the loss is their mean."""
     fake = node.meta["val"]
     dtype = computed(fake)
-    if not is_float(dtype) or fake.numel() == 0:
+    if not is_float(dtype) or numel(sizes_of(fake)) is ZERO:
         return NotImplemented
-    count = prod(torch.broadcast_shapes(*([s.int for s in v.sizes] for v in (x, y)))) if reduction == MEAN else 1
+    count = numel(common_shape((x, y))) if reduction == MEAN else ONE
 
     def element(body: Body, point: Point) -> Val:
         g, *values = (operand(body, point, a, dtype) for a in (grad, x, y, *rest))
-        return slope(body, *values) * (g if count == 1 else g * (1 / count))
+        if count is not ONE:
+            g = g * (1 / count.int if count.is_int else body.cast(1 / body.const(count, "f64"), dtype))
+        return slope(body, *values) * g
 
     return b.pointwise(fake, element)
 

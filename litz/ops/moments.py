@@ -35,21 +35,24 @@ def _variance(
     Added up in float64, as eager does."""
     dtype, dims, count = compute_type(x.dtype), all_dims(x, dim), count_over(x, dim)
     dtype = "f64" if dtype == "f32" else dtype
-    if not is_float(dtype) or not count.is_int or count is ZERO:
+    if not is_float(dtype) or count is ZERO:
         return NotImplemented
     out, mean_out = (None if fake is None else b.allocate(fake) for fake in fakes)
     assert out is not None
-    freedom = max(0.0, count.int - (1 if correction is None else correction))
+    taken = 1 if correction is None else correction
 
     def deviation(body: Body, squares: Val) -> Val:
-        return finish(body, squares / freedom if freedom else squares / body.const(0, dtype))
+        if count.is_int and isinstance(taken, (int, float)):
+            return finish(body, squares / max(0.0, count.int - taken))
+        freedom = body.apply("max", body.const(count, "f64") - taken, 0.0)
+        return finish(body, squares / body.cast(freedom, dtype))
 
     if parts_of(x, dims, count) is None:
         space, body = Space(), Body()
         point = split_point(space, x, dims)
         kept = kept_point(point, dims)
         value = body.cast(body.load(x, point), dtype)
-        average = over(space, body, "sum", value) / count.int
+        average = over(space, body, "sum", value) / count
         centred = value - average
         body.store(out, place_in(out, kept, dims), deviation(body, over(space, body, "sum", centred * centred)))
         if mean_out is not None:
@@ -60,7 +63,7 @@ def _variance(
     averages = b.scratch([size for d, size in enumerate(x.sizes) if d not in dims], dtype)
 
     def keep_average(body: Body, kept: Point, total: Val) -> None:
-        average = total / count.int
+        average = total / count
         body.store(averages, kept, average)
         if mean_out is not None:
             body.store(mean_out, place_in(mean_out, kept, dims), average)

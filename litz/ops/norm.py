@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, from_torch
-from litz.loop.expr import Expr, expr
+from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import POSITIONS, View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.registry import lowers
@@ -45,7 +45,7 @@ def over(space: Space, body: Body, kind: str, value: Val) -> Val:
     return body.const(0, "i64") if kind in POSITIONS else value
 
 
-def mean_and_variance(space: Space, body: Body, x: Val, count: int) -> tuple[Val, Val]:
+def mean_and_variance(space: Space, body: Body, x: Val, count: Expr) -> tuple[Val, Val]:
     """In two passes over the row: exact where a single pass cancels. The second also finds how far off the mean is,
     which was rounded where the sum was large."""
     mean = over(space, body, "sum", x) / count
@@ -62,13 +62,13 @@ def native_layer_norm(
     dtype = compute_type(x.dtype)
     dims = list(range(len(x.sizes) - len(shape), len(x.sizes)))
     count = numel([x.sizes[d] for d in dims])
-    if not count.is_int or count.int == 0:
+    if count is ZERO:
         return NotImplemented
     out, mean_out, rstd_out = b.allocate(out_fake), b.allocate(mean_fake), b.allocate(rstd_fake)
     space, body = Space(), Body()
     point = split_point(space, out, dims)
     value = body.cast(body.load(x, point), dtype)
-    mean, variance = mean_and_variance(space, body, value, count.int)
+    mean, variance = mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
     body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, tuple(point[d] for d in dims)))
     row = tuple(expr(0) if d in dims else point[d] for d in range(len(point)))
@@ -139,8 +139,11 @@ class _Running:
     mean_out: View | None = None
     variance_out: View | None = None
 
-    def update(self, body: Body, channel: Point, mean: Val, variance: Val, count: int) -> None:
-        unbiased = variance * (count / (count - 1)) if count > 1 else variance / body.const(0, variance.dtype)
+    def update(self, body: Body, channel: Point, mean: Val, variance: Val, count: Expr) -> None:
+        if count.is_int and count.int > 1:
+            unbiased = variance * (count.int / (count.int - 1))
+        else:  # of one value there is none: zero times infinity
+            unbiased = variance * body.cast(body.const(count, "f64") / (count - 1), variance.dtype)
         for old, out, new in ((self.mean, self.mean_out, mean), (self.variance, self.variance_out, unbiased)):
             if old is not None:
                 kept = body.cast(body.load(old, channel), new.dtype) * (1 - self.momentum)
@@ -153,20 +156,20 @@ def _batch_norm_training(
     dtype = compute_type(x.dtype)
     dims = [d for d in range(len(x.sizes)) if d != 1]
     count = numel([x.sizes[d] for d in dims])
-    if not count.is_int or count.int == 0:
+    if count is ZERO:
         return NotImplemented
     out, mean_out, rstd_out = (b.allocate(fake) for fake in node.meta["val"][:3])
     space, body = Space(), Body()
     point = split_point(space, out, dims)
     channel = (point[1],)
     value = body.cast(body.load(x, point), dtype)
-    mean, variance = mean_and_variance(space, body, value, count.int)
+    mean, variance = mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
     body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
     body.store(mean_out, channel, mean)
     body.store(rstd_out, channel, rstd)
     if running is not None:
-        running.update(body, channel, mean, variance, count.int)
+        running.update(body, channel, mean, variance, count)
     b.emit(space, body)
     return out, mean_out, rstd_out
 
@@ -211,22 +214,22 @@ def native_group_norm(
 ) -> Any:  # fmt: skip
     out, mean_out, rstd_out = (b.allocate(fake) for fake in node.meta["val"])
     dtype = compute_type(x.dtype)
-    each = channels // groups
-    count = numel([expr(each), *x.sizes[2:]])
-    if not count.is_int or count.int == 0:
+    each = x.sizes[1] // groups
+    count = numel([each, *x.sizes[2:]])
+    if count is ZERO:
         return NotImplemented
 
     def grouped(view: View) -> View:
         """Its channels as (group, channel of the group)."""
         n, c, *rest = view.strides
-        sizes = (view.sizes[0], expr(groups), expr(each), *view.sizes[2:])
+        sizes = (view.sizes[0], expr(groups), each, *view.sizes[2:])
         return replace(view, sizes=sizes, strides=(n, c * each, c, *rest))
 
     space, body = Space(), Body()
     target = grouped(out)
     point = split_point(space, target, list(range(2, len(target.sizes))))
     value = body.cast(body.load(grouped(x), point), dtype)
-    mean, variance = mean_and_variance(space, body, value, count.int)
+    mean, variance = mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
     channel = (point[1] * each + point[2],)
     body.store(target, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
@@ -294,7 +297,7 @@ def fused_rms_norm(
     out_fake, rstd_fake = node.meta["val"]
     dims = list(range(len(x.sizes) - len(shape), len(x.sizes)))
     count = numel([x.sizes[d] for d in dims])
-    if not count.is_int or count.int == 0:
+    if count is ZERO:
         return NotImplemented
     dtype = compute_type(x.dtype)
     eps = torch.finfo(out_fake.dtype).eps if eps is None else eps
@@ -302,7 +305,7 @@ def fused_rms_norm(
     space, body = Space(), Body()
     point = split_point(space, out, dims)
     value = body.cast(body.load(x, point), dtype)
-    rstd = body.apply("rsqrt", over(space, body, "sum", value * value) / count.int + eps)
+    rstd = body.apply("rsqrt", over(space, body, "sum", value * value) / count + eps)
     result = value * rstd
     if weight is not None:
         result = result * body.cast(body.load(weight, tuple(point[d] for d in dims)), dtype)

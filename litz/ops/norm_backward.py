@@ -32,8 +32,8 @@ def _allocate(b: Builder, node: fx.Node, mask: Sequence[bool]) -> list[View | No
     return [b.allocate(fake) if asked and fake is not None else None for fake, asked in zip(fakes, mask, strict=True)]
 
 
-def _known(*views: View) -> bool:
-    return all(is_float(v.dtype) and all(s.is_int and s.int > 0 for s in v.sizes) for v in views)
+def _is_something(*views: View) -> bool:
+    return all(is_float(v.dtype) and all(s is not ZERO for s in v.sizes) for v in views)
 
 
 def _scaled(body: Body, value: Val, weight: View | None, place: Point) -> Val:
@@ -46,7 +46,7 @@ def native_layer_norm_backward(
     b: Builder, node: fx.Node, grad: View, x: View, shape: Sequence[int], mean: View, rstd: View,
     weight: View | None, bias: View | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    if not _known(x):
+    if not _is_something(x):
         return NotImplemented
     to_input, to_weight, to_bias = _allocate(b, node, mask)
     rows = _Rows(grad, x, len(shape), mean, rstd, weight)
@@ -61,7 +61,7 @@ def fused_rms_norm_backward(
     b: Builder, node: fx.Node, grad: View, x: View, shape: Sequence[int], rstd: View, weight: View | None,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    if not _known(x):
+    if not _is_something(x):
         return NotImplemented
     to_input, to_weight = _allocate(b, node, mask)
     rows = _Rows(grad, x, len(shape), None, rstd, weight)
@@ -78,7 +78,7 @@ class _Rows:
         self.grad, self.x, self.mean, self.rstd, self.weight = grad, x, mean, rstd, weight
         self.dims = list(range(len(x.sizes) - width, len(x.sizes)))
         self.others = list(range(len(x.sizes) - width))
-        self.count = numel([x.sizes[d] for d in self.dims]).int
+        self.count = numel([x.sizes[d] for d in self.dims])
         self.dtype = compute_type(x.dtype)
 
     def values(self, body: Body, point: Point, mask: Val | None = None) -> tuple[Val, Val, Val]:
@@ -133,7 +133,7 @@ def native_batch_norm_backward(
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     mean, spread = (save_mean, save_rstd) if train else (running_mean, running_var)
-    if not _known(x) or len(x.sizes) < 2 or mean is None or spread is None:
+    if not _is_something(x) or len(x.sizes) < 2 or mean is None or spread is None:
         return NotImplemented
     outs = _allocate(b, node, mask)
     channels = _Channels(grad, x, weight, mean, spread, None if train else eps)
@@ -160,7 +160,7 @@ class _Channels:
     def __init__(self, grad: View, x: View, weight: View | None, mean: View, spread: View, eps: float | None):
         self.grad, self.x, self.weight, self.mean, self.spread, self.eps = grad, x, weight, mean, spread, eps
         self.dims = [d for d in range(len(x.sizes)) if d != 1]
-        self.count = numel([x.sizes[d] for d in self.dims]).int
+        self.count = numel([x.sizes[d] for d in self.dims])
         self.dtype = compute_type(x.dtype)
 
     def statistics(self, body: Body, channel: Point) -> tuple[Val, Val]:
@@ -236,16 +236,16 @@ def native_group_norm_backward(
     b: Builder, node: fx.Node, grad: View, x: View, mean: View, rstd: View, weight: View | None, batch: int,
     channels: int, inner: int, groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    if not _known(x):
+    if not _is_something(x):
         return NotImplemented
     to_input, to_weight, to_bias = _allocate(b, node, mask)
-    each, dtype = channels // groups, compute_type(x.dtype)
-    count = each * numel(x.sizes[2:]).int
+    each, dtype = x.sizes[1] // groups, compute_type(x.dtype)
+    count = each * numel(x.sizes[2:])
 
     def grouped(view: View) -> View:
         """Its channels as (group, channel of the group)."""
         n, c, *rest = view.strides
-        sizes = (view.sizes[0], expr(groups), expr(each), *view.sizes[2:])
+        sizes = (view.sizes[0], expr(groups), each, *view.sizes[2:])
         return replace(view, sizes=sizes, strides=(n, c * each, c, *rest))
 
     incoming_view, value_view = grouped(grad), grouped(x)
@@ -268,7 +268,7 @@ def native_group_norm_backward(
     outs = [(out, view) for out, view in ((to_bias, sums[0]), (to_weight, sums[1])) if out is not None]
     if outs:
         space, body = Space(), Body()
-        group, one = space.over([expr(groups), expr(each)])
+        group, one = space.over([expr(groups), each])
         image = space.reduce_over(x.sizes[0])
         for out, view in outs:
             body.store(out, (group * each + one,), over(space, body, "sum", body.load(view, (image, group, one))))

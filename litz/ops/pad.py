@@ -10,7 +10,7 @@ from torch import fx
 
 from litz.loop.dtype import compute_type
 from litz.loop.exact import is_positive_zero
-from litz.loop.expr import Expr, Value, expr
+from litz.loop.expr import ZERO, Expr, Value, expr, is_below
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
@@ -19,12 +19,12 @@ from litz.ops.window import inside
 
 aten = torch.ops.aten
 
+Bend = Callable[[Body, Expr, Expr], Val]  # where a position in a dimension of that size is read, if it is outside
+
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], value: float = 0) -> Any:
-    before = [0] * len(x.sizes)
-    for i in range(len(pad) // 2):
-        before[-1 - i] = pad[2 * i]  # ATen lists the last dimension first
+    before = _before(b, pad, len(x.sizes))
 
     def formula(body: Body, point: Point) -> Val:
         place = tuple(i - p for i, p in zip(point, before, strict=True))
@@ -36,13 +36,21 @@ def constant_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], value: 
     return b.pointwise(node.meta["val"], formula)
 
 
-def _mirrored(body: Body, position: Expr, size: int) -> Val:
+def _before(b: Builder, pad: Sequence[int], rank: int) -> list[Expr]:
+    """What is padded at the front of each dimension. ATen lists the last dimension first."""
+    before = [ZERO] * rank
+    for i in range(len(pad) // 2):
+        before[-1 - i] = b.size_expr(pad[2 * i])
+    return before
+
+
+def _mirrored(body: Body, position: Expr, size: Expr) -> Val:
     """-2 -1 | 0 1 2 | 3 4 is read as 2 1 | 0 1 2 | 1 0."""
-    from_end = body.apply("abs", (size - 1) - body.apply("abs", body.index(position)))
-    return (size - 1) - from_end
+    last = body.const(size - 1, "i64")
+    return last - body.apply("abs", last - body.apply("abs", body.index(position)))
 
 
-def _nearest(body: Body, position: Expr, size: int) -> Val:
+def _nearest(body: Body, position: Expr, size: Expr) -> Val:
     return body.apply("min", body.apply("max", body.index(position), 0), size - 1)
 
 
@@ -75,43 +83,36 @@ def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad
 
 
 def _bent_back(
-    b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Callable[[Body, Expr, int], Val]
+    b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Bend
 ) -> Any:
     """Each element of the padded tensor adds its gradient where it was read."""
-    if not all(size.is_int for size in x.sizes):
-        return NotImplemented
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)
     outer = len(x.sizes) - len(pad) // 2
+    before = _before(b, pad, len(x.sizes))[outer:]
 
     def step(body: Body, at: Point, inner: Point) -> None:
-        places = (
-            _bent(body, i, p, size.int, bend) for i, p, size in zip(inner, pad[-2::-2], x.sizes[outer:], strict=True)
-        )
+        places = (_bent(body, i, p, size, bend) for i, p, size in zip(inner, before, x.sizes[outer:], strict=True))
         body.update(made, (*at, *places), "sum", body.cast(body.load(grad, (*at, *inner)), dtype))
 
     update.walk(b, made.sizes[:outer], made.strides[:outer], grad.sizes[outer:], step)
     return update.finished(b, fake, made)
 
 
-def _bent(body: Body, i: Expr, before: int, size: int, bend: Callable[[Body, Expr, int], Val]) -> Expr:
+def _bent(body: Body, i: Expr, before: Expr, size: Expr, bend: Bend) -> Expr:
     """The position that element `i` of the padded dimension was read from."""
     position = i - before
-    low, high = position.bounds()
-    within = low is not None and high is not None and low >= 0 and high < size
+    low = position.bounds()[0]
+    within = low is not None and low >= 0 and is_below(position, size)
     return position if within else expr(Value(bend(body, position, size).name))
 
 
-def _bent_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], bend: Callable[[Body, Expr, int], Val]) -> Any:
+def _bent_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int], bend: Bend) -> Any:
     """`x` where every position outside is bent back inside."""
-    if not all(size.is_int for size in x.sizes):
-        return NotImplemented
-    before = [0] * len(x.sizes)
-    for i in range(len(pad) // 2):
-        before[-1 - i] = pad[2 * i]
+    before = _before(b, pad, len(x.sizes))
 
     def formula(body: Body, point: Point) -> Val:
-        places = (_bent(body, i, p, size.int, bend) for i, p, size in zip(point, before, x.sizes, strict=True))
+        places = (_bent(body, i, p, size, bend) for i, p, size in zip(point, before, x.sizes, strict=True))
         return body.load(x, tuple(places))
 
     return b.pointwise(node.meta["val"], formula)

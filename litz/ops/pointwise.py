@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.dtype import compute_type, from_torch, is_float
+from litz.loop.dtype import compute_type, from_torch, is_float, to_torch
 from litz.loop.expr import ONE
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Val, computed, dtype_of, operand
+from litz.ops.builder import Body, Builder, Numeral, Point, Val, computed, dtype_of, operand
 from litz.ops.registry import lowers, lowers_later
 
 aten = torch.ops.aten
@@ -151,32 +151,31 @@ for _name, _targets in _COMPARE.items():
 
 
 # -- arithmetic with a factor -----------------------------------------------------------------
-def _scaled(body: Body, value: Val, factor: float) -> Val:
+def _scaled(body: Body, value: Val, factor: Numeral, rounded: str | None = None) -> Val:
+    """`rounded`: the type that eager has the factor in, if not that of the value. Half precisions are such a type."""
+    if not isinstance(factor, (int, float)):
+        return value * body.cast(body.const(factor, rounded or value.dtype), value.dtype)
+    if rounded in ("f16", "bf16"):
+        factor = torch.tensor(factor, dtype=to_torch(rounded)).item()
     return value if factor == 1 else value * factor
-
-
-def _rounded(node: fx.Node, factor: float) -> float:
-    """The factor as eager has it beside half precisions: one of them itself."""
-    dtype = node.meta["val"].dtype
-    return torch.tensor(factor, dtype=dtype).item() if dtype in (torch.float16, torch.bfloat16) else factor
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
-    alpha = _rounded(node, alpha)
-    return elementwise(b, node, lambda body, u, v: u + _scaled(body, v, alpha), x, y)
+    rounded = dtype_of(node.meta["val"])
+    return elementwise(b, node, lambda body, u, v: u + _scaled(body, v, alpha, rounded), x, y)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
-    alpha = _rounded(node, alpha)
-    return elementwise(b, node, lambda body, u, v: u - _scaled(body, v, alpha), x, y)
+    rounded = dtype_of(node.meta["val"])
+    return elementwise(b, node, lambda body, u, v: u - _scaled(body, v, alpha, rounded), x, y)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1) -> View:
-    alpha = _rounded(node, alpha)
-    return elementwise(b, node, lambda body, u, v: v - _scaled(body, u, alpha), x, y)
+    rounded = dtype_of(node.meta["val"])
+    return elementwise(b, node, lambda body, u, v: v - _scaled(body, u, alpha, rounded), x, y)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, is_float
-from litz.loop.expr import Expr, expr
+from litz.loop.expr import ZERO, Expr, ExprLike, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel, wants
 from litz.ops.norm import over
@@ -75,11 +75,11 @@ def max_pool(
     return values, places
 
 
-def _unflatten(body: Body, flat: Val, sizes: Sequence[int]) -> list[Val]:
+def _unflatten(body: Body, flat: Val, sizes: Sequence[ExprLike]) -> list[Val]:
     place: list[Val] = []
     for size in reversed(sizes):
-        quotient = body.apply("floor_div", flat, size)
-        place.append(flat - quotient * size)
+        quotient = body.apply("floor_div", flat, expr(size))
+        place.append(flat - quotient * expr(size))
         flat = quotient
     return place[::-1]
 
@@ -165,10 +165,14 @@ def _window_size(
 class Spans:
     """One dimension of adaptive pooling: output `o` of `out` takes in `o*size//out` up to `ceil((o+1)*size/out)`."""
 
-    def __init__(self, size: int, out: int):
+    def __init__(self, size: Expr, out: Expr):
         self.size, self.out = size, out
-        self.even = size % out == 0
-        self.longest = max(-((-(o + 1) * size) // out) - o * size // out for o in range(out))
+        self.even = size % out is ZERO
+        if size.is_int and out.is_int:
+            n, count = size.int, out.int
+            self.longest = expr(max(-((-(o + 1) * n) // count) - o * n // count for o in range(count)))
+        else:  # at most: it may take in part of a step at either end
+            self.longest = size // out if self.even else (size + out - 1) // out + 1
 
     def start(self, o: Expr) -> Expr:
         return o * (self.size // self.out) if self.even else (o * self.size) // self.out
@@ -176,14 +180,14 @@ class Spans:
     def length(self, o: Expr) -> Expr:
         """Of the span at `o`."""
         end = (o * self.size + self.size + self.out - 1) // self.out
-        return expr(self.longest) if self.even else end - self.start(o)
+        return self.longest if self.even else end - self.start(o)
 
 
 def _adaptive(
     b: Builder, node: fx.Node, x: View, out: View, spatial: int, use: Callable[[Space, Body, Point, Any, Any], None]
 ) -> None:
     """A kernel over `out`; `use(space, body, point, spans, steps)` reads what each span holds and stores it."""
-    spans = [Spans(n.int, o.int) for n, o in zip(x.sizes[-spatial:], out.sizes[-spatial:], strict=True)]
+    spans = [Spans(n, o) for n, o in zip(x.sizes[-spatial:], out.sizes[-spatial:], strict=True)]
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
     use(space, body, point, spans, [space.reduce_over(span.longest) for span in spans])
@@ -207,7 +211,7 @@ def _read_span(
 
 
 def _measurable(x: View, out: Sequence[int]) -> bool:
-    return all(s.is_int for s in x.sizes) and numel(x.sizes) != 0 and all(o > 0 for o in out)
+    return numel(x.sizes) != 0 and all(o > 0 for o in out)
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
@@ -220,8 +224,7 @@ def adaptive_avg_pool(b: Builder, node: fx.Node, x: View, out_size: Sequence[int
         value, _ = _read_span(body, x, point, spans, steps)
         total = over(space, body, "sum", value)
         for span, o in zip(spans, point[-len(spans) :], strict=True):
-            length = span.length(o)
-            total = total / (length.int if length.is_int else body.cast(body.index(length), total.dtype))
+            total = total / span.length(o)
         body.store(out, point, total)
 
     _adaptive(b, node, x, out, len(out_size), use)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, is_float
-from litz.loop.expr import Expr, expr
+from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
@@ -38,12 +38,13 @@ class _Windows:
     stride: int
     padding: int
     reach: int
-    count: int
+    count: int | None  # None: known only at run time
 
     @property
     def most(self) -> int:
         """How many windows an element may lie in."""
-        return min(-(-self.reach // self.stride), self.count)
+        several = -(-self.reach // self.stride)
+        return several if self.count is None else min(several, self.count)
 
     @property
     def all_are_asked(self) -> bool:
@@ -66,12 +67,13 @@ class _Windows:
     def start(self, o: Expr) -> Expr:
         return o * self.stride - self.padding
 
-    def counted(self, body: Body, start: Expr, size: int, edge: int, dtype: str) -> Val | int:
+    def counted(self, body: Body, start: Expr, size: Expr, edge: int, dtype: str) -> Val | int:
         """How much of the window at `start` an average counts: a number where that is the same for all."""
-        starts = [o * self.stride - self.padding for o in range(self.count)]
-        lengths = {min(s + self.reach, size + edge) - max(s, -edge) for s in starts}
-        if len(lengths) == 1:
-            return lengths.pop()
+        if self.count is not None and size.is_int:
+            starts = [o * self.stride - self.padding for o in range(self.count)]
+            lengths = {min(s + self.reach, size.int + edge) - max(s, -edge) for s in starts}
+            if len(lengths) == 1:
+                return lengths.pop()
         begin = body.apply("max", body.index(start), -edge)
         end = body.apply("min", body.index(start + self.reach), size + edge)
         # A window that does not exist counts nothing, and nothing must not divide.
@@ -80,7 +82,7 @@ class _Windows:
 
 def _measured(*views: View) -> bool:
     return all(is_float(v.dtype) or v.dtype == "i64" for v in views) and all(
-        s.is_int and s.int > 0 for v in views for s in v.sizes
+        s is not ZERO for v in views for s in v.sizes
     )
 
 
@@ -118,7 +120,7 @@ def max_pool_backward(
         return _add_to_winners(b, node, grad, indices, spatial)
     kernel = spread(kernel, spatial)
     stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
-    counts = [size.int for size in grad.sizes[-spatial:]]
+    counts = [size.int if size.is_int else None for size in grad.sizes[-spatial:]]
     steps = zip(kernel, stride, padding, dilation, counts, strict=True)
     windows = [_Windows(s, p, (k - 1) * d + 1, count) for k, s, p, d, count in steps]
     out = b.allocate(node.meta["val"])
@@ -181,7 +183,7 @@ def avg_pool_backward(
         return NotImplemented
     kernel = spread(kernel, spatial)
     stride, padding = spread(stride, spatial, kernel), spread(padding, spatial)
-    counts = [size.int for size in grad.sizes[-spatial:]]
+    counts = [size.int if size.is_int else None for size in grad.sizes[-spatial:]]
     windows = [_Windows(s, p, k, count) for k, s, p, count in zip(kernel, stride, padding, counts, strict=True)]
     out = b.allocate(node.meta["val"])
     dtype = compute_type(grad.dtype)
@@ -197,7 +199,7 @@ def avg_pool_backward(
             return incoming / divisor
         for w, o, size in zip(windows, window[-spatial:], sizes, strict=True):
             edge = w.padding if count_include_pad else 0
-            incoming = incoming / w.counted(body, w.start(o), size.int, edge, dtype)
+            incoming = incoming / w.counted(body, w.start(o), size, edge, dtype)
         return incoming
 
     _gather(b, out, windows, grad.sizes[-spatial:], share)
@@ -211,7 +213,7 @@ def adaptive_avg_pool_backward(b: Builder, node: fx.Node, grad: View, x: View) -
         return NotImplemented
     out = b.allocate(node.meta["val"])
     dtype = compute_type(grad.dtype)
-    spans = [Spans(n.int, o.int) for n, o in zip(out.sizes[-spatial:], grad.sizes[-spatial:], strict=True)]
+    spans = [Spans(n, o) for n, o in zip(out.sizes[-spatial:], grad.sizes[-spatial:], strict=True)]
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
     tests, places = [], []
@@ -221,14 +223,12 @@ def adaptive_avg_pool_backward(b: Builder, node: fx.Node, grad: View, x: View) -
             continue
         # Output o takes in i just if i*out//size <= o < ceil((i+1)*out/size).
         first, end = _outputs(span, i)
-        most = max((e.int - f.int) for f, e in (_outputs(span, expr(k)) for k in range(span.size)))
-        place = first + space.reduce_over(most)
+        place = first + space.reduce_over(_most_outputs(span))
         tests.append(body.index(place) < body.index(end))
         places.append(place)
     value = body.cast(body.load(grad, (*point[:-spatial], *places), conjunction(tests)), dtype)
     for span, o in zip(spans, places, strict=True):
-        length = span.length(o)
-        value = value / (length.int if length.is_int else body.cast(body.index(length), dtype))
+        value = value / span.length(o)
     body.store(out, point, over(space, body, "sum", value))
     b.emit(space, body)
     return out
@@ -237,3 +237,11 @@ def adaptive_avg_pool_backward(b: Builder, node: fx.Node, grad: View, x: View) -
 def _outputs(span: Spans, i: Expr) -> tuple[Expr, Expr]:
     """The first output that takes in element `i`, and the one after the last."""
     return (i * span.out) // span.size, (i * span.out + span.out + span.size - 1) // span.size
+
+
+def _most_outputs(span: Spans) -> Expr:
+    """How many outputs take in one element, at most."""
+    if not (span.size.is_int and span.out.is_int):
+        return (span.out + span.size - 1) // span.size + 1
+    ends = (_outputs(span, expr(k)) for k in range(span.size.int))
+    return expr(max(end.int - first.int for first, end in ends))

@@ -216,9 +216,9 @@ def mean(
     b: Builder, node: fx.Node, x: View, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: Any = None
 ) -> Any:
     wide, count = computed(node.meta["val"]), count_over(x, dim)
-    if not is_float(wide) or not count.is_int:
+    if not is_float(wide):
         return NotImplemented
-    return reduction(b, node, x, dim, "sum", wide, finish=lambda body, total: total / count.int)
+    return reduction(b, node, x, dim, "sum", wide, finish=lambda body, total: total / count)
 
 
 @lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)

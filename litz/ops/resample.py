@@ -1,7 +1,8 @@
 """Interpolation: every output position is read at a source position, the nearest or a mix of its neighbours.
 
 Eager computes source positions in float32, rounding included. Where whole-number arithmetic gives the same
-positions (checked one by one when compiling), it is used: it keeps loads affine. Else the kernel does as eager.
+positions (checked one by one when compiling), it is used: it keeps loads affine. Else, and for sizes known only at run
+time, the kernel does as eager.
 """
 
 from __future__ import annotations
@@ -16,48 +17,61 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.builder import Body, Builder, Point, Val, sizes_of
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
 
 
-def ratio_of(size: int, out: int, scale: float | None, dtype: str = "f32") -> float:
+def ratio_of(body: Body, size: Expr, out: Expr, scale: float | None, dtype: str = "f32") -> Val:
     """Source positions for each step of the result, in the type eager computes them in."""
-    kind = np.float64 if dtype == "f64" else np.float32
     if scale is not None and scale > 0:
-        return float(kind(1 / scale))
-    return float(kind(size) / kind(out))
+        return body.const(1 / scale, dtype)
+    if size.is_int and out.is_int:
+        return body.const(_ratio(size.int, out.int, None, np.float64 if dtype == "f64" else np.float32), dtype)
+    return body.const(size, dtype) / out
+
+
+def _ratio(size: int, out: int, scale: float | None, kind: Any = np.float32) -> float:
+    return float(kind(1 / scale)) if scale is not None and scale > 0 else float(kind(size) / kind(out))
+
+
+def aligned_ratio(body: Body, size: Expr, out: Expr, dtype: str) -> Val:
+    """The same where the corners of source and result are one."""
+    if out.is_int:
+        return body.const(0.0, dtype) if out.int <= 1 else ratio_of(body, size - 1, out - 1, None, dtype)
+    return body.where(body.index(out) > 1, ratio_of(body, size - 1, out - 1, None, dtype), 0.0)
 
 
 # -- nearest ----------------------------------------------------------------------------------
-def nearest(body: Body, o: Expr, size: int, out: int, scale: float | None, centre: bool) -> Expr:
-    if size == out and not centre:
+def nearest(body: Body, o: Expr, size: Expr, out: Expr, scale: float | None, centre: bool) -> Expr:
+    if size is out and not centre:
         return o
-    ratio = np.float32(ratio_of(size, out, scale))
-    steps = np.arange(out, dtype=np.float32) + np.float32(0.5 if centre else 0)
-    table = np.minimum(np.floor(steps * ratio).astype(np.int64), size - 1)
-    if out == 2 * size and not centre:
-        table = np.arange(out) // 2
+    if out is size * 2 and not centre:
+        return o // 2
     # Source position of step i, in whole numbers: (i + shift/2) * size / out.
     shift = 1 if centre else 0
-    if all(place == (2 * i + shift) * size // (2 * out) for i, place in enumerate(table)):
-        return ((o * 2 + shift) * size) // (2 * out)
-    position = (body.cast(body.index(o), "f32") + (0.5 if centre else 0.0)) * float(ratio)
+    if size.is_int and out.is_int and _is_exact(size.int, out.int, scale, shift):
+        return ((o * 2 + shift) * size) // (out * 2)
+    position = (body.cast(body.index(o), "f32") + 0.5 * shift) * ratio_of(body, size, out, scale)
     place = body.apply("min", body.cast(body.apply("floor", position), "i64"), size - 1)
     return expr(Value(place.name))
 
 
+def _is_exact(size: int, out: int, scale: float | None, shift: int) -> bool:
+    """Whether eager's rounding leaves every source position where whole numbers have it."""
+    steps = np.arange(out, dtype=np.float32) + np.float32(0.5 * shift)
+    table = np.minimum(np.floor(steps * np.float32(_ratio(size, out, scale))).astype(np.int64), size - 1)
+    return all(place == (2 * i + shift) * size // (2 * out) for i, place in enumerate(table))
+
+
 def _upsample_nearest(b: Builder, node: fx.Node, x: View, scales: Sequence[float | None], centre: bool) -> Any:
     spatial = len(scales)
-    sizes = x.sizes[-spatial:]
-    if not all(size.is_int for size in sizes):
-        return NotImplemented
-    outs = [int(s) for s in node.meta["val"].shape[-spatial:]]
+    sizes, outs = x.sizes[-spatial:], sizes_of(node.meta["val"])[-spatial:]
 
     def formula(body: Body, point: Point) -> Val:
         place = [
-            nearest(body, o, size.int, out, scale, centre)
+            nearest(body, o, size, out, scale, centre)
             for o, size, out, scale in zip(point[-spatial:], sizes, outs, scales, strict=True)
         ]
         return body.load(x, (*point[:-spatial], *place))
@@ -92,12 +106,14 @@ def upsample_nearest_vec(b: Builder, node: fx.Node, x: View, size: Any, scales: 
 class Mix:
     """Two neighbours of a source position, and how much of the second."""
 
-    def __init__(self, body: Body, o: Expr, size: int, out: int, align_corners: bool, scale: float | None, dtype: str):
+    def __init__(
+        self, body: Body, o: Expr, size: Expr, out: Expr, align_corners: bool, scale: float | None, dtype: str
+    ):
         step = body.cast(body.index(o), dtype)
         if align_corners:
-            at = step * (ratio_of(size - 1, out - 1, None, dtype) if out > 1 else 0.0)
+            at = step * aligned_ratio(body, size, out, dtype)
         else:
-            at = body.apply("max", (step + 0.5) * ratio_of(size, out, scale, dtype) - 0.5, 0)
+            at = body.apply("max", (step + 0.5) * ratio_of(body, size, out, scale, dtype) - 0.5, 0)
         first = body.apply("min", body.cast(at, "i64"), size - 1)
         second = body.apply("min", first + 1, size - 1)
         self.first, self.second = expr(Value(first.name)), expr(Value(second.name))
@@ -113,10 +129,10 @@ def upsample_bilinear(
     scale_w: float | None = None,
 ) -> Any:  # fmt: skip
     dtype = compute_type(x.dtype)
-    if not is_float(dtype) or not all(s.is_int for s in x.sizes[-2:]):
+    if not is_float(dtype):
         return NotImplemented
-    height, width = (s.int for s in x.sizes[-2:])
-    out_h, out_w = (int(s) for s in node.meta["val"].shape[-2:])
+    height, width = x.sizes[-2:]
+    out_h, out_w = sizes_of(node.meta["val"])[-2:]
 
     def formula(body: Body, point: Point) -> Val:
         *outer, h, w = point

@@ -16,9 +16,9 @@ from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops import update
-from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.builder import Body, Builder, Point, Val, sizes_of
 from litz.ops.registry import lowers
-from litz.ops.resample import Mix, nearest, ratio_of
+from litz.ops.resample import Mix, aligned_ratio, nearest, ratio_of
 
 aten = torch.ops.aten
 
@@ -45,18 +45,13 @@ def _spread_back(
     return update.finished(b, fake, made)
 
 
-def _measured(grad: View, node: fx.Node) -> bool:
-    sizes = [*grad.sizes[2:], *(Builder.size_expr(s) for s in node.meta["val"].shape[2:])]
-    return is_float(grad.dtype) and all(s.is_int for s in sizes)
-
-
-def _sizes(grad: View, node: fx.Node) -> tuple[list[int], list[int]]:
-    return [int(s) for s in node.meta["val"].shape[2:]], [s.int for s in grad.sizes[2:]]
+def _sizes(grad: View, node: fx.Node) -> tuple[Sequence[Expr], Sequence[Expr]]:
+    return sizes_of(node.meta["val"])[2:], grad.sizes[2:]
 
 
 # -- nearest ----------------------------------------------------------------------------------
 def _nearest_backward(b: Builder, node: fx.Node, grad: View, scales: Sequence[float | None], centre: bool) -> Any:
-    if not _measured(grad, node):
+    if not is_float(grad.dtype):
         return NotImplemented
     sizes, outs = _sizes(grad, node)
     scales = [*scales, *[None] * (len(sizes) - len(scales))]
@@ -96,7 +91,7 @@ def upsample_nearest_exact_backward(
 def upsample_linear_backward(
     b: Builder, node: fx.Node, grad: View, out: Any, size: Any, align_corners: bool, *scales: float | None
 ) -> Any:
-    if not _measured(grad, node):
+    if not is_float(grad.dtype):
         return NotImplemented
     sizes, outs = _sizes(grad, node)
     scales = (*scales, *[None] * (len(sizes) - len(scales)))
@@ -129,7 +124,7 @@ def cubic_shares(t: Val) -> list[Val]:
 def upsample_bicubic_backward(
     b: Builder, node: fx.Node, grad: View, out: Any, size: Any, align_corners: bool, *scales: float | None
 ) -> Any:
-    if not _measured(grad, node):
+    if not is_float(grad.dtype):
         return NotImplemented
     sizes, outs = _sizes(grad, node)
     scales = (*scales, *[None] * (len(sizes) - len(scales)))
@@ -137,9 +132,9 @@ def upsample_bicubic_backward(
     def shares(body: Body, o: Expr, d: int, dtype: str) -> Shares:
         step = body.cast(body.index(o), dtype)
         if align_corners:
-            at = step * (ratio_of(sizes[d] - 1, outs[d] - 1, None, dtype) if outs[d] > 1 else 0.0)
+            at = step * aligned_ratio(body, sizes[d], outs[d], dtype)
         else:
-            at = (step + 0.5) * ratio_of(sizes[d], outs[d], scales[d], dtype) - 0.5
+            at = (step + 0.5) * ratio_of(body, sizes[d], outs[d], scales[d], dtype) - 0.5
         whole = body.apply("floor", at)
         weights = cubic_shares(at - whole)
         first = body.cast(whole, "i64") - 1

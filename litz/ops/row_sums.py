@@ -25,10 +25,19 @@ Use = Callable[[Body, Point, Sequence[Val]], None]
 
 
 def sum_rows(b: Builder, x: View, dims: Sequence[int], terms: Terms, use: Use) -> None:
-    """Add up `terms` over `dims` of a tensor like `x`, whose sizes are known and not zero."""
-    order = sorted(dims, key=lambda d: -x.strides[d].int)
-    cuts = _cut([x.sizes[d].int for d in order])
+    """Add up `terms` over `dims` of a tensor like `x`, whose sizes are not zero. Those that are known only at run time
+    are cut when the sum is (see `codegen/llvm/loops.py`), and here are not."""
+    order = sorted(dims, key=lambda d: -x.strides[d].hint)
     kept = [d for d in range(len(x.sizes)) if d not in dims]
+    if not all(x.sizes[d].is_int for d in dims):
+        space, body = Space(), Body()
+        place = space.over([x.sizes[d] for d in kept], [x.strides[d] for d in kept])
+        along = dict(zip(kept, place, strict=True)) | {d: space.reduce_over(x.sizes[d]) for d in order}
+        each = terms(body, tuple(along[d] for d in range(len(x.sizes))), None)
+        use(body, place, [_sum(space, body, term) for term in each])
+        b.emit(space, body)
+        return
+    cuts = _cut([x.sizes[d].int for d in order])
     space, body = Space(), Body()
     parts = space.over([expr(count) for count, _ in cuts])
     place = space.over([x.sizes[d] for d in kept], [x.strides[d] for d in kept])

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr
+from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand
@@ -38,7 +38,7 @@ _COMBINE: dict[str, Callable[[Val, Val], Val]] = {
 @lowers(aten.select_scatter.default)
 def select_scatter(b: Builder, node: fx.Node, x: View, source: View, dim: int, index: int) -> View:
     dim %= len(x.sizes)
-    at = x.sizes[dim] + index if index < 0 else expr(index)
+    at = b.size_expr(index) + (x.sizes[dim] if index < 0 else ZERO)
 
     def formula(body: Body, point: Point) -> Val:
         put = body.load(source, (*point[:dim], *point[dim + 1 :]))
@@ -54,17 +54,16 @@ def slice_scatter(
     step: int = 1,
 ) -> Any:  # fmt: skip
     dim %= len(x.sizes)
-    if not x.sizes[dim].is_int:
-        return NotImplemented
-    size = x.sizes[dim].int
-    first, stop, _ = slice(start, end, step).indices(size)
-    if first >= stop:
+    size, count = x.sizes[dim], source.sizes[dim]
+    first = b.size_expr(_start_of_slice(node.meta["val"].shape[dim], start))
+    stop = first + (count - 1) * step + 1
+    if count is ZERO:
         return b.pointwise(node.meta["val"], lambda body, point: body.load(x, point))
 
     def formula(body: Body, point: Point) -> Val:
         i = point[dim]
-        tests = [body.index(i) >= first] if first > 0 else []
-        tests += [body.index(i) < stop] if stop < size else []
+        tests = [body.index(i) >= body.index(first)] if first is not ZERO else []
+        tests += [body.index(i) < body.index(stop)] if not is_nonnegative(stop - size) else []
         at, rest = stepped(i, first, step)
         tests += [body.index(rest).eq(0)] if step > 1 else []
         mask = conjunction(tests)
@@ -73,6 +72,13 @@ def slice_scatter(
         return put if mask is None else body.where(mask, put, body.load(x, point))
 
     return b.pointwise(node.meta["val"], formula)
+
+
+def _start_of_slice(size: Any, start: Any) -> Any:
+    """Where a slice begins: a negative number counts from the end, and none is out of range."""
+    if start is None:
+        return 0
+    return torch.sym_min(torch.sym_max(start + size if start < 0 else start, 0), size)
 
 
 def stepped(i: Expr, first: ExprLike, step: int) -> tuple[Expr, Expr]:
@@ -106,15 +112,14 @@ def as_strided_scatter(
 ) -> Any:  # fmt: skip
     """A copy, and a window on it that is written over."""
     fake = node.meta["val"]
-    overlaps = any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True))
+    extents, steps = (tuple(b.size_expr(n) for n in numbers) for numbers in (sizes, strides))
+    overlaps = any(step is ZERO and size is not ONE for size, step in zip(extents, steps, strict=True))
     # The window counts in the storage of `x`, what lies before it and gaps included.
     (given,) = (a.meta["val"] for a in node.args[:1] if isinstance(a, fx.Node))
     if overlaps or x.offset is not ZERO or given.storage_offset() != 0 or given.stride() != fake.stride():
         return b.library(node, (x, source, sizes, strides, offset), {})
     out = b.pointwise(fake, lambda body, point: body.load(x, point))
-    window = View(
-        out.buffer, out.dtype, tuple(expr(s) for s in sizes), tuple(expr(s) for s in strides), expr(offset or 0)
-    )
+    window = View(out.buffer, out.dtype, extents, steps, b.size_expr(0 if offset is None else offset))
     b.pointwise(fake, lambda body, point: body.load(source, point), out=window)
     return out
 

@@ -7,10 +7,12 @@ where index arithmetic says it lies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.loop.dtype import compute_type
 from litz.loop.expr import ZERO, Expr
@@ -37,10 +39,9 @@ _VIEWS = (
 def _copy_of(view_of: torch._ops.OpOverload) -> Callable[..., Any]:
     def copy(b: Builder, node: fx.Node, x: View, *args: Any, **kwargs: Any) -> Any:
         # The view operator itself, run on a stand-in for the buffer, says where the window lies.
-        strides = tuple(s.int for s in x.strides)
-        room = 1 + sum((n.int - 1) * s for n, s in zip(x.sizes, strides, strict=True)) if _known(x) else 0
-        base = torch.empty(room, dtype=torch.int8, device="meta").as_strided([n.int for n in x.sizes], strides)
-        seen = view_of(base, *args, **kwargs)
+        base = _stand_in(node, x)
+        with base.fake_mode if isinstance(base, FakeTensor) else nullcontext():
+            seen = view_of(base, *args, **kwargs)
         if isinstance(seen, torch.Tensor):
             return _copy_window(b, node.meta["val"], x, seen)
         return tuple(_copy_window(b, fake, x, part) for fake, part in zip(node.meta["val"], seen, strict=True))
@@ -48,8 +49,15 @@ def _copy_of(view_of: torch._ops.OpOverload) -> Callable[..., Any]:
     return copy
 
 
-def _known(x: View) -> bool:
-    return all(size.is_int and size.int > 0 for size in x.sizes)
+def _stand_in(node: fx.Node, x: View) -> torch.Tensor:
+    """A tensor laid out like `x`, from the start of its storage."""
+    if not all(s.is_int for s in (*x.sizes, *x.strides)):
+        given = node.args[0].meta["val"]  # type: ignore[union-attr]
+        with given.fake_mode:
+            return torch.empty_strided(given.shape, given.stride(), dtype=torch.int8)
+    sizes, strides = [n.int for n in x.sizes], [s.int for s in x.strides]
+    room = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if all(n > 0 for n in sizes) else 0
+    return torch.empty(room, dtype=torch.int8, device="meta").as_strided(sizes, strides)
 
 
 def _copy_window(b: Builder, fake: torch.Tensor, x: View, seen: torch.Tensor) -> View:
@@ -83,23 +91,23 @@ def flip(b: Builder, node: fx.Node, x: View, dims: Sequence[int]) -> View:
 
 @lowers(aten.roll.default)
 def roll(b: Builder, node: fx.Node, x: View, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    if not x.sizes or any(not size.is_int for size in x.sizes):
+    if not x.sizes:
         return NotImplemented
-    if any(size == 0 for size in x.sizes):
+    if any(size is ZERO for size in x.sizes):
         return b.allocate(node.meta["val"])
     if not dims:
-        return _roll_flat(b, node, x, shifts[0])
-    total = [0] * len(x.sizes)
+        return _roll_flat(b, node, x, b.size_expr(shifts[0]))
+    total = [ZERO] * len(x.sizes)
     for shift, d in zip(shifts, dims, strict=True):
-        total[d % len(total)] += shift
+        total[d % len(total)] += b.size_expr(shift)
 
     def source(point: Point) -> list[Expr]:
-        return [(i + (-shift) % size.int) % size for i, shift, size in zip(point, total, x.sizes, strict=True)]
+        return [(i + (-shift) % size) % size for i, shift, size in zip(point, total, x.sizes, strict=True)]
 
     return moved(b, node, x, source)
 
 
-def _roll_flat(b: Builder, node: fx.Node, x: View, shift: int) -> View:
+def _roll_flat(b: Builder, node: fx.Node, x: View, shift: Expr) -> View:
     """The elements in the order of the dimensions, rolled as one row."""
     count = numel(x.sizes)
 
@@ -107,7 +115,7 @@ def _roll_flat(b: Builder, node: fx.Node, x: View, shift: int) -> View:
         flat = ZERO
         for i, size in zip(point, x.sizes, strict=True):
             flat = flat * size + i
-        return unflatten((flat + (-shift) % count.int) % count, x.sizes)
+        return unflatten((flat + (-shift) % count) % count, x.sizes)
 
     return moved(b, node, x, source)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from litz.loop.expr import Expr
+from litz.loop.expr import Expr, is_below
 from litz.loop.ir import View
 from litz.ops.builder import Body, Space, Val
 
@@ -73,10 +73,10 @@ def inside(body: Body, place: Sequence[Expr], sizes: Sequence[Expr]) -> Val | No
     """Whether a place lies in a tensor of `sizes`; None where it always does."""
     tests = []
     for position, size in zip(place, sizes, strict=True):
-        low, high = position.bounds()
+        low = position.bounds()[0]
         if low is None or low < 0:
             tests.append(body.index(position) >= 0)
-        if high is None or not size.is_int or high >= size.int:
+        if not is_below(position, size):
             tests.append(body.index(position) < body.index(size))
     return conjunction(tests)
 
