@@ -14,6 +14,7 @@ from torch import fx
 from litz.capture.higher_order import write_out
 from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
+from litz.capture.run_graph import turns_gradients_on
 from litz.capture.segments import cut, must_be_cut
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
@@ -71,8 +72,8 @@ def _context(options: Options, occasion: Occasion) -> Context:
 
 def _occasion(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Occasion:
     sources = (source_of(node) for node in graph_module.graph.nodes if node.op.startswith("call"))
-    why = recompile_reason()
-    return Occasion(next(filter(None, sources), None), _needs_grad(inputs), Occasion().why if why is None else why)
+    training, why = _needs_grad(graph_module.forward, inputs), recompile_reason()
+    return Occasion(next(filter(None, sources), None), training, Occasion().why if why is None else why)
 
 
 def compile_or_leave(
@@ -83,17 +84,21 @@ def compile_or_leave(
     occasion: Occasion | None = None,
 ) -> Callable[..., Any]:
     """The function compiled, or, where it cannot be, itself and a note that says so."""
-    ctx = _context(options, occasion or Occasion(training=_needs_grad(inputs)))
+    training = _needs_grad(function, inputs)
+    ctx = _context(options, occasion or Occasion(training=training))
     try:
-        return compile_function(function, inputs, strides, ctx, _needs_grad(inputs))
+        return compile_function(function, inputs, strides, ctx, training)
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
         return left_to_eager(function, error, ctx)
 
 
-def _needs_grad(inputs: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+def _needs_grad(function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Whether a result may need a gradient."""
+    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return False
+    return torch.is_grad_enabled() or (not torch.is_inference_mode_enabled() and turns_gradients_on(function))
 
 
 def _compile_for_all_sizes(
@@ -103,7 +108,7 @@ def _compile_for_all_sizes(
     while True:
         ctx, open_sizes = _context(options, occasion), _open_sizes(fakes)
         try:
-            compiled = compile_function(graph_module.forward, fakes, None, ctx, _needs_grad(inputs))
+            compiled = compile_function(graph_module.forward, fakes, None, ctx, occasion.training)
         except Exception as error:
             if _open_sizes(fakes) == open_sizes:
                 if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
@@ -174,8 +179,6 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     for node in graph_module.graph.nodes:
-        if node.target is torch._C._set_grad_enabled and node.args[0] and not torch.is_grad_enabled():
-            return "gradients are recorded in a part of it only (enable_grad under no_grad)"
         if node.target in ("as_strided", torch.as_strided) and (len(node.args) > 3 or "storage_offset" in node.kwargs):
             return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None

@@ -110,6 +110,7 @@ def _modes() -> tuple:
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+        torch.autograd.forward_ad._current_level,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.autograd import forward_ad
 
 from litz.capture.outputs import classify, toggled, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
@@ -60,6 +61,8 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
+    if forward_ad._current_level >= 0:
+        raise CaptureError("it is called inside forward-mode differentiation, which would lose its tangents in here")
     forms = tuple(form_of(value) for value in inputs)
     arguments, places = _distinct(_leaves_apart(inputs, forms))
 
@@ -208,12 +211,13 @@ class _Trace:
         assert found is not None, "the bases are those of these arguments"
         self.given = inputs = found
         self.autocast = torch.is_autocast_enabled("cpu")
+        self.grad_mode = torch.is_grad_enabled()  # the user's, where the function is called
         self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
-        with _Functional():
+        with _Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
             arguments = members_restored(wrapped, self.bases)
@@ -238,7 +242,8 @@ class _Trace:
         """The function sees subclasses; the trace sees their parts."""
         self.subclasses: Subclasses | None = None
         wholes = put_together(args, self.forms)
-        outputs = self._run(wholes)
+        with torch.set_grad_enabled(self.grad_mode):
+            outputs = self._run(wholes)
         outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         forms = tuple(form_of(out) for out in outputs)
         if not any(self.forms) and not any(forms):
@@ -364,8 +369,8 @@ class _Trace:
         distinct = self.places == tuple(range(len(self.places)))
         signature = Signature(
             tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
-            self.autocast, self.bases, self.returned_members, self.subclasses, size_sources(self.given),
-            number_sources(self.given),
+            self.autocast, bool(differentiable) and not self.grad_mode, self.bases, self.returned_members,
+            self.subclasses, size_sources(self.given), number_sources(self.given),
         )  # fmt: skip
         gradient_of = self.gradient_of if self.training else ()
         return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)

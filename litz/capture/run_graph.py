@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -89,6 +90,14 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     return owner.forward
 
 
+def turns_gradients_on(function: Callable[..., Any]) -> bool:
+    """Whether it may record gradients though it is called where they are off."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, fx.GraphModule):
+        return True
+    return any(node.target is torch._C._set_grad_enabled and node.args[0] for node in owner.graph.nodes)
+
+
 # Functions of torch that graphs call to switch something, by name: they move among its modules.
 _SWITCHES = frozenset({
     "_set_grad_enabled", "_enter_autocast", "_enter_inference_mode", "_set_fwd_grad_enabled", "_enter_dual_level",
@@ -96,4 +105,4 @@ _SWITCHES = frozenset({
     "set_inplace_requires_grad_allowed", "_saved_tensors_hooks_disable", "pop_dynamic_layer_stack",
 })  # fmt: skip
 
-__all__ = ["as_written", "checkpointed", "run_graph"]
+__all__ = ["as_written", "checkpointed", "run_graph", "turns_gradients_on"]

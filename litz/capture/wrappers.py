@@ -257,6 +257,8 @@ def wrap(core: Core, signature: Signature, eager: Callable[..., Any]) -> Callabl
     if signature.autocast:
         core = AsTraced(core)
     wrappers = wrappers_for(signature)
+    if signature.recording:
+        return Recording(core, wrappers, eager)
     return Wrapped(core, wrappers, eager) if wrappers else core
 
 
@@ -274,8 +276,23 @@ class Wrapped:
                 seen.append(inner)
                 inner = wrapper.before(inner)
         except Eager:
-            return self.eager(*args)
+            return self._as_written(args)
         results = list(self.core(*inner))
         for wrapper, given in zip(reversed(self.wrappers), reversed(seen), strict=True):
             results = wrapper.after(given, results)
         return results
+
+    def _as_written(self, args: Sequence[Any]) -> Any:
+        return self.eager(*args)
+
+
+class Recording(Wrapped):
+    """Called where gradients are off, and traced with them on in places: the signature says which results have one."""
+
+    def __call__(self, *args: Any) -> Any:
+        with torch.enable_grad():
+            return super().__call__(*args)
+
+    def _as_written(self, args: Sequence[Any]) -> Any:
+        with torch.no_grad():
+            return self.eager(*args)

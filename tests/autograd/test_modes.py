@@ -184,3 +184,51 @@ def test_draws_whose_result_is_dropped_still_count(route: Route) -> None:
         return x * torch.rand(3)
 
     agrees(route, function, lambda: [grad(4, 3)])
+
+
+def _views_and_writes(x: torch.Tensor, w: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    state.add_(x.sum())
+    with torch.enable_grad():
+        y = x @ w
+        view = w.t()
+    z = y * 2
+    with torch.enable_grad():
+        return y, z, view, w[1:], (z * y).sum(), y.detach(), (w.detach() * 2)
+
+
+@both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_gradients_in_parts(mode: Callable[..., Any], route: Route) -> None:
+    fast = route(_views_and_writes)
+
+    def inside(*args: Any) -> Any:
+        with mode():
+            return _views_and_writes(*args)
+
+    def inside_fast(*args: Any) -> Any:
+        with mode():
+            return fast(*args)
+
+    agrees(lambda _: inside_fast, inside, lambda: [grad(3, 4), grad(4, 4), torch.zeros(())])
+
+
+@both
+def test_gradients_in_parts_of_what_is_no_leaf(route: Route) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            y.mul_(2)
+            with torch.enable_grad():
+                return (x * 2).exp(), y + x
+
+    def inside(f: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with torch.no_grad():
+                return f(*args)
+
+        return run
+
+    def make() -> list[Any]:
+        leaf = grad(3)
+        return [leaf * 1, torch.ones(3), {"leaves": [leaf]}]
+
+    agrees(lambda f: inside(route(function)), inside(function), make)
