@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from litz.compat import ReplayTable
 from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS, is_view
+from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ class Recorder(TorchDispatchMode):
 
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
         self.graph.output([self._argument(o) for o in outputs])
-        return fx.GraphModule(self.root, self.graph)
+        return graph_module(self.root, self.graph)
 
     def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node

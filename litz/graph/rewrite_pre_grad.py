@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._pytree import tree_flatten, tree_map
 
 from litz.context import Context
 from litz.errors import VerifyError
+from litz.graph.module import graph_module
 from litz.graph.mutation import is_dead
 from litz.graph.normalise import canonical, normalise
 from litz.graph.pattern import root_of
@@ -58,8 +58,7 @@ def rewritten(module: fx.GraphModule, ctx: Context) -> fx.GraphModule | None:
     normalise(graph)
     for node in graph.nodes:
         node.meta["val"] = node.meta.get("example_value")
-    with _use_lazy_graph_module(True):
-        copy = _make_graph_module(module, graph)
+    copy = graph_module(module, graph)
     for name, child in changes.items():
         setattr(copy, name, child)
     if not apply_rules(copy, PRE_GRAD, ctx, recompile=False, subgraphs=False).fired and not changes:

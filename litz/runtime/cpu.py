@@ -54,6 +54,7 @@ class Frame:
                 self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
+        ARENA.expect(self, self.bytes)
         self._place(0)
 
     def use(self, block: Block) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from benchmarks.training_step import live_bytes
-from litz.runtime.arena import Arena
 from tests.autograd.both import Route, both
 
 LAYERS, ROWS, WIDTH = 8, 2048, 512
@@ -42,25 +41,3 @@ def test_a_kept_graph_keeps_what_it_saved(route: Route) -> None:
     first = torch.autograd.grad(y, weights, retain_graph=True)
     second = torch.autograd.grad(y, weights)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_one_arena_for_programs_that_take_turns() -> None:
-    arena = Arena()
-    forward = arena.take(1000)
-    assert forward.size >= 1000 and forward.address % 64 == 0
-    arena.give(forward)
-    backward = arena.take(5000)
-    assert arena.held == 0, "the smaller block made room for the larger"
-    arena.give(backward)
-    assert arena.take(800) is backward and arena.held == 0
-
-
-def test_an_arena_for_each_program_that_runs_at_once() -> None:
-    arena = Arena()
-    one, other = arena.take(1000), arena.take(1000)
-    assert abs(one.address - other.address) >= 1000
-    arena.give(one)
-    arena.give(other)
-    assert arena.take(900) in (one, other)
-    arena.clear()
-    assert arena.held == 0 and arena.take(0).memory is None

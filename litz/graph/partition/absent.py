@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from litz.graph.editor import same_layout
+from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 
 aten = torch.ops.aten
@@ -31,7 +32,7 @@ def without_tangents(backward: fx.GraphModule, first: int, absent: Collection[in
     tangents = [n for n in graph.nodes if n.op == "placeholder"][first:]
     if absent:
         _drop(graph, set(tangents), {tangents[i] for i in absent})
-    return fx.GraphModule(backward, graph)
+    return graph_module(backward, graph)
 
 
 def _drop(graph: fx.Graph, late: set[fx.Node], zero: set[fx.Node]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from litz.graph.alias import CHECKS
+from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 from litz.graph.sizes import likely, sizes_as_arguments
@@ -215,7 +216,7 @@ def _extract(
                 assert node.op != "placeholder", f"{node} is needed on a side that does not have it"
                 copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[o] if isinstance(o, fx.Node) else o for o in outputs))
-    return fx.GraphModule(module, graph)
+    return graph_module(module, graph)
 
 
 def _missing(root: fx.Node, known: Mapping[fx.Node, Any]) -> Iterator[fx.Node]:
