@@ -114,7 +114,7 @@ def optimizer(n: int) -> Program:
     parameters = [nn.Parameter(torch.randn(16 + 4 * (i % 5), 8)) for i in range(n)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    adam = torch.optim.AdamW(parameters, lr=torch.tensor(1e-3), foreach=True, capturable=False)
+    adam = torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
     return Program(adam.step, ())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Union
 
 from litz.loop.dtype import DTYPES
@@ -173,24 +174,24 @@ class Kernel:
     body: tuple[Op, ...]
     origins: tuple[str, ...] = field(default=(), compare=False)  # fx node names, for reports
 
-    @property
+    @cached_property
     def loads(self) -> tuple[Load, ...]:
         return tuple(op for op in self.body if isinstance(op, Load))
 
-    @property
+    @cached_property
     def stores(self) -> tuple[Store, ...]:
         return tuple(op for op in self.body if isinstance(op, Store))
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         updated = (op.buffer for op in self.stores if op.update is not None)
         return tuple(dict.fromkeys((*(op.buffer for op in self.loads), *updated)))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(op.buffer for op in self.stores))
 
-    @property
+    @cached_property
     def ordered(self) -> bool:
         """Whether the steps of the reduced axes must run one after the other."""
         return any(isinstance(op, Scan) or (isinstance(op, Store) and op.update is not None) for op in self.body)
@@ -251,12 +252,12 @@ class Call(Exact):
     why: str = ""
     origins: tuple[str, ...] = field(default=(), compare=False)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         given = (self.args, self.kwargs)
         return tuple(dict.fromkeys((*(v.buffer for v in views(given)), *(n.name for n in numbers(given)))))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         made = tuple(v.buffer for v in self.results if v is not None)
         return tuple(dict.fromkeys((*made, *self.mutates)))

@@ -10,189 +10,117 @@ almost nothing is computed again instead of stored.
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 
 from litz.context import Context
-from litz.loop.contraction import contraction
 from litz.loop.ir import Apply, Call, Kernel, Load, Program, Step, View
 from litz.loop.scalar import SCALARS
+from litz.schedule.align import Refusal
+from litz.schedule.depend import Dependences, Node
+from litz.schedule.draft import Draft
 from litz.schedule.merge import inline, merge
 from litz.schedule.separate import separate
 from litz.schedule.simplify import live_ops
 
-_FAR = 16  # steps: memory that is kept for that long costs more than one more pass over it
 _CHEAP = 8  # operations an element: computing them again costs less than a round trip through memory
-
-
-@dataclass
-class Node:
-    """A step in the dependence graph; `ancestors` is a bit set of all it must come after."""
-
-    id: int
-    step: Step
-    at: int  # position among the original steps of the last one merged in
-    before: set[int] = field(default_factory=set)
-    ancestors: int = 0
+_SHARED_LEAST = 1024  # points: fewer are not worth a kernel of their own, nor a search for company
 
 
 def fuse(program: Program, ctx: Context) -> Program:
     steps = _without_dead_stores(program, program.steps)
     steps = _inline_cheap(program, steps, ctx)
     steps = separate(program, steps, ctx)
-    graph = _Graph(program, steps)
-    for at in range(len(steps)):
-        graph.add(at)
-        while graph.merge_last(ctx):
-            pass
-    return replace(program, steps=tuple(_without_dead_stores(program, graph.in_order())))
+    return replace(program, steps=tuple(_without_dead_stores(program, _Fusion(program, ctx).run(steps))))
 
 
-class _Graph:
-    def __init__(self, program: Program, steps: list[Step]):
-        self.program, self.steps = program, steps
-        self.nodes: dict[int, Node] = {}
-        self.writer: dict[str, int] = {}
-        self.readers: dict[str, list[int]] = {}
-        self.last = -1
-        self.last_drawn: int | None = None
+class _Fusion:
+    """Steps taken in order, each merged with near ones before it."""
 
-    def add(self, at: int) -> None:
-        step = self.steps[at]
-        node = Node(at, step, at)
-        if isinstance(step, Call) and _draws(step):
+    def __init__(self, program: Program, ctx: Context):
+        self.program, self.ctx = program, ctx
+        self.graph = Dependences()
+        self.drafts: dict[int, Draft] = {}  # of the kernels that may grow
+        self.fixed: dict[int, Step] = {}  # all other steps
+
+    def run(self, steps: list[Step]) -> list[Step]:
+        last_drawn: int | None = None
+        for at, step in enumerate(steps):
             # Random numbers come out of one stream: who draws first gets the same ones as in eager.
-            if self.last_drawn is not None:
-                node.before.add(self.last_drawn)
-            self.last_drawn = at
-        for name in step.reads:
-            if name in self.writer:
-                node.before.add(self.writer[name])
-        for name in step.writes:
-            node.before.update(self.readers.get(name, ()))
-            if name in self.writer:
-                node.before.add(self.writer[name])
-        node.before.discard(at)
-        for other in node.before:
-            node.ancestors |= self.nodes[other].ancestors | (1 << other)
-        for name in step.reads:
-            self.readers.setdefault(name, []).append(at)
-        for name in step.writes:
-            self.writer[name] = at
-        self.nodes[at] = node
-        self.last = at
-
-    def merge_last(self, ctx: Context) -> bool:
-        """Merge the newest node with one before it, if any will; the result is the newest node then."""
-        last = self.nodes[self.last]
-        if not isinstance(last.step, Kernel):
-            return False
-        for other, buffer in self._candidates(last):
-            assert isinstance(other.step, Kernel)
-            if not self._may_join(other, last) or self._too_far(other, last):
+            draws = isinstance(step, Call) and _draws(step)
+            node = self.graph.add(at, step.reads, step.writes, [last_drawn] if draws and last_drawn is not None else [])
+            last_drawn = at if draws else last_drawn
+            draft = Draft.of(step) if isinstance(step, Kernel) else None
+            if draft is None:
+                self.fixed[at] = step
                 continue
-            merged = merge(other.step, last.step, buffer)
-            if merged is None or not ctx.spend(f"fuse {other.step.name} + {last.step.name}"):
+            self.drafts[at] = draft
+            newest: Node | None = node
+            while newest is not None:
+                newest = self.merge(newest)
+        return [self.fixed[i] if i in self.fixed else self.drafts[i].kernel() for i in self.graph.in_order()]
+
+    def merge(self, last: Node) -> Node | None:
+        """The newest node merged with one before it, if any will; the two are the newest then."""
+        draft = self.drafts[last.id]
+        for other, buffer in self.candidates(last):
+            if not self.graph.may_join(other, last):
                 continue
-            self._replace(other, last, merged)
-            return True
-        return False
+            # Joining would run one of them long before or after its turn, and keep alive what it makes or what it
+            # reads. A backward computes a residual stream again at its start, and each layer's share of it is read
+            # much later; the gradient of a tied weight is complete only at the end.
+            if self.graph.is_read_far_from(self.drafts[other.id].stored, last):
+                continue
+            merged = merge(self.drafts[other.id], draft, buffer)
+            if isinstance(merged, Refusal):
+                continue
+            if not self.ctx.spend(f"fuse {self.drafts[other.id].name} + {draft.name}"):
+                continue
+            self.graph.join(other, last, (*draft.loaded, *draft.stored))
+            del self.drafts[last.id]
+            self.drafts[other.id] = merged.done()
+            return other
+        return None
 
-    def _candidates(self, last: Node) -> list[tuple[Node, str]]:
-        assert isinstance(last.step, Kernel)
-        found: dict[int, str] = {}
-        for name in last.step.reads:
-            writer = self.writer.get(name)
-            if writer is not None and writer != last.id:
-                found.setdefault(writer, name)
-        producers = sorted(found, reverse=True)
-        for name in last.step.reads:
-            for reader in self.readers.get(name, ()):
-                if reader != last.id and reader not in found and self._worth_sharing(name, reader, last):
-                    found[reader] = name
-        order = producers + sorted((i for i in found if i not in producers), reverse=True)
-        return [(self.nodes[i], found[i]) for i in order if isinstance(self.nodes[i].step, Kernel)]
-
-    def _worth_sharing(self, name: str, reader: int, last: Node) -> bool:
-        """Two readers share a kernel only for a buffer that is a good part of what they touch."""
-        step = self.nodes[reader].step
-        if not isinstance(step, Kernel) or not isinstance(last.step, Kernel):
-            return False
-        size = self.program.buffers[name].size
-        if contraction(step) is not None or step.reduced or last.step.reduced:
-            return False
+    def candidates(self, last: Node) -> Iterator[tuple[Node, str]]:
+        """Near kernels, each with a buffer that it and `last` touch: those that made what it reads, the latest first;
+        then those that read the same."""
+        reads = self.drafts[last.id].loaded
+        near = [self.graph.near[i] for i in sorted(self.graph.near, reverse=True) if i != last.id and i in self.drafts]
+        rest = []
+        for node in near:
+            made = _common(reads, self.drafts[node.id].stored)
+            buffer = next((name for name in made if self.graph.writer[name] == node.id), None)
+            if buffer is not None:
+                yield node, buffer
+            else:
+                rest.append(node)
         points = 1
-        for axis in last.step.axes:
+        for axis in self.drafts[last.id].space.parallel:
             points *= axis.size.hint
-        return size.hint * 2 >= points and points >= 1024
+        if self.drafts[last.id].space.reduced or points < _SHARED_LEAST:
+            return
+        for node in rest:
+            draft = self.drafts[node.id]
+            if draft.space.reduced or draft.product is not None:
+                continue
+            # For a buffer that is a good part of what they touch.
+            shared = (name for name in _common(reads, draft.loaded) if self._size(name) * 2 >= points)
+            buffer = next(shared, None)
+            if buffer is not None:
+                yield node, buffer
 
-    def _may_join(self, first: Node, last: Node) -> bool:
-        """Whether nothing that depends on `first` must run before `last`, nor `first` itself after it."""
-        if first.ancestors >> last.id & 1:
-            return False
-        return not any(other != first.id and self.nodes[other].ancestors >> first.id & 1 for other in last.before)
+    def _size(self, buffer: str) -> int:
+        return self.program.buffers[buffer].size.hint
 
-    def _too_far(self, first: Node, last: Node) -> bool:
-        """Whether joining would run one of them long before or after its turn, and keep alive what it makes or what
-        it reads. A backward computes a residual stream again at its start, and each layer's share of it is read
-        much later; the gradient of a tied weight is complete only at the end."""
-        waiting = (self.nodes[r].at for name in first.step.writes for r in self.readers.get(name, ()) if r != last.id)
-        return last.at - min(waiting, default=first.at) > _FAR or last.at - first.at > _FAR
 
-    def _replace(self, first: Node, last: Node, merged: Kernel) -> None:
-        del self.nodes[last.id]
-        first.step, first.at = merged, last.at
-        first.before |= last.before
-        first.before.discard(first.id)
-        first.ancestors |= last.ancestors & ~(1 << first.id)
-        for node in self.nodes.values():
-            # A kernel that has grown is older than its newest part: others may depend on it by now.
-            if last.id in node.before:
-                node.before.remove(last.id)
-                node.before.add(first.id)
-            if node.ancestors >> last.id & 1:
-                node.ancestors |= 1 << first.id
-            if node.ancestors >> first.id & 1:
-                node.ancestors |= first.ancestors
-        for name in (*last.step.reads, *last.step.writes):
-            readers = self.readers.get(name)
-            if readers is not None and last.id in readers:
-                self.readers[name] = [first.id if r == last.id else r for r in readers]
-            if self.writer.get(name) == last.id:
-                self.writer[name] = first.id
-        self.last = first.id
-
-    def in_order(self) -> list[Step]:
-        """Topological order, steps as near as possible to where the user wrote them.
-
-        A kernel that has grown stands where its last part stood, unless something waits for it: then it stands
-        just before that, and what nobody waits for yet does not run ahead of it.
-        """
-        after: dict[int, list[int]] = {i: [] for i in self.nodes}
-        for node in self.nodes.values():
-            for other in node.before:
-                after[other].append(node.id)
-        turn = {i: node.at for i, node in self.nodes.items()}
-        for i in reversed(self._sorted(after, turn)):
-            turn[i] = min([turn[i], *(turn[other] for other in after[i])])
-        return [self.nodes[i].step for i in self._sorted(after, turn)]
-
-    def _sorted(self, after: dict[int, list[int]], turn: dict[int, int]) -> list[int]:
-        waiting = {i: len(node.before) for i, node in self.nodes.items()}
-        ready = [(turn[i], i) for i, count in waiting.items() if count == 0]
-        heapq.heapify(ready)
-        ordered: list[int] = []
-        while ready:
-            _, i = heapq.heappop(ready)
-            ordered.append(i)
-            for other in after[i]:
-                waiting[other] -= 1
-                if waiting[other] == 0:
-                    heapq.heappush(ready, (turn[other], other))
-        assert len(ordered) == len(self.nodes), "fusion made a cycle"
-        return ordered
+def _common(names: Collection[str], others: Collection[str]) -> Iterator[str]:
+    """Those of `names`, in their order, that are among `others`."""
+    if len(others) < len(names) and not any(name in names for name in others):
+        return iter(())
+    return (name for name in names if name in others)
 
 
 def _draws(call: Call) -> bool:
@@ -224,6 +152,7 @@ def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Ste
     makers: dict[str, Kernel] = {}
     result: list[Step] = []
     outputs = {v.buffer for v in program.outputs if isinstance(v, View)}
+    written = {name for step in program.steps for name in step.writes}
     for step in steps:
         if isinstance(step, Kernel):
             for name in step.reads:
@@ -231,17 +160,17 @@ def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Ste
                 if maker is None:
                     continue
                 merged = inline(maker, step, name)
-                if merged is not None and ctx.spend(f"inline {maker.name} into {step.name}"):
+                if not isinstance(merged, Refusal) and ctx.spend(f"inline {maker.name} into {step.name}"):
                     step = merged
             for name in step.writes:
                 makers.pop(name, None)  # no longer all there is in it
-            if _is_cheap(program, step) and step.writes[0] not in outputs:
+            if _is_cheap(program, step, written) and step.writes[0] not in outputs:
                 makers[step.writes[0]] = step
         result.append(step)
     return _without_dead_stores(program, result)
 
 
-def _is_cheap(program: Program, kernel: Kernel) -> bool:
+def _is_cheap(program: Program, kernel: Kernel, written: Collection[str]) -> bool:
     """Made from constants and positions, or from a few elements: a mask, a scalar, a broadcast."""
     if kernel.reduced or len(kernel.stores) != 1 or program.buffers[kernel.writes[0]].kind != "temp":
         return False
@@ -249,11 +178,7 @@ def _is_cheap(program: Program, kernel: Kernel) -> bool:
     if cost > _CHEAP:
         return False
     sizes = [program.buffers[op.buffer] for op in kernel.body if isinstance(op, Load)]
-    if any(b.kind == "input" and _is_written(program, b.name) for b in sizes):
+    if any(b.kind == "input" and b.name in written for b in sizes):
         return False
     made = program.buffers[kernel.writes[0]].size
     return all(b.size.hint * 8 <= made.hint for b in sizes)
-
-
-def _is_written(program: Program, name: str) -> bool:
-    return any(name in step.writes for step in program.steps)
