@@ -9,7 +9,6 @@ and what the user receives, or what reads raw strides, gets the old layout back.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from litz.graph.alias import is_pure, may_stand_for
 from litz.graph.mutation import is_dead
-from litz.graph.sizes import size_of, sizes
+from litz.graph.sizes import likely, size_of, sizes, sizes_as_arguments
 
 aten = torch.ops.aten
 
@@ -48,9 +47,7 @@ class Editor:
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: fx.Node, like: fx.Node
     ) -> fx.Node:
         """A call before `before`, with its fake value, and the provenance of `like`."""
-        with self.graph.inserting_before(before), warnings.catch_warnings():
-            # fx would have symbolic sizes be nodes of their own; here a size is a value, which lowering reads.
-            warnings.simplefilter("ignore")
+        with self.graph.inserting_before(before), sizes_as_arguments():
             node = self.graph.call_function(target, args, kwargs)
         self.created.append(node)
         inherit(node, like)
@@ -87,7 +84,7 @@ class Editor:
             elif node.op == "output":
                 return fx.node.map_arg(node.args[0], lambda n: copies[n])
             else:
-                with self.graph.inserting_before(before):
+                with self.graph.inserting_before(before), sizes_as_arguments():
                     copy = self.graph.create_node(
                         node.op, node.target, *fx.node.map_arg((node.args, node.kwargs), lambda n: copies[n])
                     )
@@ -169,7 +166,7 @@ class Editor:
 
     def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
         """A copy of the node with the strides of `like`, gaps included."""
-        order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
+        order = sorted(range(like.dim()), key=lambda d: (-likely(like.stride(d)), d))
         permuted = self.call(aten.permute.default, (node, order), {}, before, node)
         copy = self.call(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}, before, node)
         result = self.call(aten.permute.default, (copy, [order.index(d) for d in range(like.dim())]), {}, before, node)
@@ -178,7 +175,7 @@ class Editor:
         self.erase(result)
         one = node
         for dim, stride in enumerate(like.stride()):
-            if stride == 0 and like.shape[dim] != 1:  # one element, seen many times
+            if size_of(stride) == 0 and size_of(like.shape[dim]) != 1:  # one element, seen many times
                 one = self.call(aten.slice.Tensor, (one, dim, 0, 1), {}, before, node)
         sizes, strides = list(one.meta["val"].shape), list(like.stride())
         room = self.call(aten.empty_strided.default, (sizes, strides), {"dtype": like.dtype}, before, node)

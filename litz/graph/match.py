@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from litz.graph.pattern import ANY, INSIDE, Arg, Call, ListOf, Outputs, Pattern, Wild, bind, root_of, walk
+from litz.graph.sizes import size_of
 from litz.loop.exact import spelled
 
 MAX_STEPS = 5000  # of one attempt; a pattern of commuted operands could otherwise try 2^n orders
@@ -218,11 +219,13 @@ def _path_to_bound(pattern: Any, bindings: dict[str, Any]) -> tuple[fx.Node | No
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality of arguments: nodes by identity, lists by element; True is not 1, and 0.0 not -0.0, but 2 is 2.0."""
+    """Equality of arguments: nodes by identity, lists by element, symbolic numbers by their form; True is not 1, and
+    0.0 not -0.0, but 2 is 2.0."""
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
         return a is b
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    a, b = size_of(a), size_of(b)
     if isinstance(a, bool) != isinstance(b, bool):
         return False
     if isinstance(a, float) and isinstance(b, float):

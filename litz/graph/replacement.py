@@ -22,6 +22,7 @@ from litz.graph.editor import described
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import Pattern, arg_names
 from litz.graph.rewrite import Match, Rule, identity, metadata, place_of
+from litz.graph.sizes import size_of
 from litz.graph.trace_example import forward_only, joint, jvp
 from litz.graph.trace_pattern import pattern_of
 
@@ -59,7 +60,9 @@ def register_replacement(
     if pattern is None:
         pattern = spec.checked_pattern()
     file, line = place_of(search_fn)
-    made = Rule(pattern, spec.apply, name or search_fn.__name__.lstrip("_"), _both(spec.check, extra_check), file, line)
+    checked = _both(spec.check, extra_check)
+    # Search and replacement are traced on the values of each match: what they ask of sizes holds there.
+    made = Rule(pattern, spec.apply, name or search_fn.__name__.lstrip("_"), checked, file, line, any_size=True)
     for rules in pass_lists:
         if any(other.pattern == pattern and other.name == made.name for other in rules):
             if skip_duplicates:
@@ -168,7 +171,7 @@ class _Replacement:
 
 def _tellable(scalars: dict[str, Any]) -> dict[str, Any]:
     """Scalars that may be recognised by value: 0 and 1 occur everywhere, and are compared as they are."""
-    return {name: value for name, value in scalars.items() if value not in (0, 1, -1, 2)}
+    return {name: value for name, value in scalars.items() if size_of(value) not in (0, 1, -1, 2)}
 
 
 def _results(graph: fx.GraphModule) -> list[Any]:

@@ -1,7 +1,7 @@
 """Sizes that may be known only at run time, compared by their form.
 
-In: sizes of fake tensors. Out: numbers and `Extent`s, which compare and multiply without asking for a value:
-the answer would tie the program to it.
+In: sizes of fake tensors, and other numbers. Out: numbers and `Extent`s, which compare and multiply without asking for
+a value: the answer would tie the program to it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Union
 
 import torch
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Symbolic = Union[torch.SymInt, torch.SymFloat, torch.SymBool]
+
 
 class Extent:
-    """A symbolic size. Two are equal if they are written alike; one may be equal to a number and not say so."""
+    """A symbolic number. Two are equal if they are written alike; one may be equal to a number and not say so."""
 
     __slots__ = ("form", "value")
 
-    def __init__(self, value: torch.SymInt):
+    def __init__(self, value: Symbolic):
         self.value, self.form = value, value.node.expr
 
     def __eq__(self, other: object) -> bool:
@@ -38,9 +41,14 @@ class Extent:
 
 
 def size_of(size: Any) -> Any:
-    if not isinstance(size, torch.SymInt):
+    if isinstance(size, torch.SymInt):
+        number: Any = size.node.maybe_as_int()
+    elif isinstance(size, torch.SymFloat):
+        number = size.node.maybe_as_float()
+    elif isinstance(size, torch.SymBool):
+        number = size.node.maybe_as_bool()
+    else:
         return size
-    number = size.node.maybe_as_int()
     return Extent(size) if number is None else number
 
 

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from litz.graph.sizes import SYMBOLIC, Extent, size_of, sizes_as_arguments
+
 aten = torch.ops.aten
 
 # What autograd leaves in a joint trace for its own bookkeeping.
@@ -36,7 +38,7 @@ def trace_example(function: Callable[..., Any], values: Sequence[Any], mode: Fak
     fakes = [_fake(t, mode) for t in tensors]
     # Its code is never run, so it need not be written.
     with mode, torch.no_grad(), _use_lazy_graph_module(True):
-        traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*fakes)
+        traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*fakes, *_symbols(fakes, mode))
     return _cleaned(traced)
 
 
@@ -74,7 +76,7 @@ def joint(
         return [r.detach() for r in results] + [g for g in grads if g is not None]
 
     with mode, _use_lazy_graph_module(True):
-        return _cleaned(make_fx(both)(*tensors, *tangents))
+        return _cleaned(make_fx(both)(*tensors, *tangents, *_symbols(tensors, mode)))
 
 
 def jvp(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMode | None = None) -> fx.GraphModule:
@@ -86,7 +88,7 @@ def jvp(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMod
     tensors = [f for f in fakes if isinstance(f, torch.Tensor)]
 
     def dual(*given: torch.Tensor) -> list[Any]:
-        supply, rates = iter(given[: len(tensors)]), given[len(tensors) :]
+        supply, rates = iter(given[: len(tensors)]), given[len(tensors) : len(tensors) + len(tangents)]
         inputs = [next(supply) if isinstance(v, torch.Tensor) else v for v in values]
         moving = [position for position, i in enumerate(inputs) if _differentiable(i)]
 
@@ -99,7 +101,36 @@ def jvp(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMod
         return [*results, *derivatives]
 
     with mode, _use_lazy_graph_module(True):
-        return _cleaned(make_fx(dual)(*tensors, *tangents))
+        return _cleaned(make_fx(dual)(*tensors, *tangents, *_symbols(tensors, mode)))
+
+
+def _symbols(tensors: Sequence[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
+    """What numbers known only at run time are made of, as inputs: tracing knows no symbol but those of its inputs."""
+    if not any(isinstance(size, torch.SymInt) for t in tensors for size in (*t.shape, *t.stride())):
+        return []
+    env = mode.shape_env
+    assert env is not None
+    known = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    made = [
+        env.create_symintnode(symbol, hint=int(value))
+        if symbol.is_integer
+        else env.create_symfloatnode(symbol, hint=float(value))
+        for symbol, value in known.items()
+    ]
+    return [number for number in made if isinstance(size_of(number), Extent)]
+
+
+def _numbers_as_values(graph: fx.Graph) -> None:
+    """Symbolic numbers, which the trace has as nodes, become arguments themselves, as everywhere in this compiler."""
+    made = {node: node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), SYMBOLIC)}
+    if not made:
+        return
+    with sizes_as_arguments():
+        for node in graph.nodes:
+            if node not in made and any(used in made for used in node.all_input_nodes):
+                node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: made.get(n, n))
+    for node in reversed(made):
+        graph.erase_node(node)
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -120,6 +151,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _cleaned(traced: fx.GraphModule) -> fx.GraphModule:
+    _numbers_as_values(traced.graph)
     for node in list(traced.graph.nodes):
         if node.target in _BOOKKEEPING:
             node.replace_all_uses_with(node.args[0])

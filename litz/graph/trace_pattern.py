@@ -17,6 +17,7 @@ from torch import fx
 
 from litz.errors import RuleError
 from litz.graph.pattern import ANY, INSIDE, Arg, Call, Outputs, Pattern, Wild
+from litz.graph.sizes import SYMBOLIC, Extent, size_of
 
 aten = torch.ops.aten
 
@@ -28,14 +29,14 @@ _COMMUTES = {
     aten.eq.Tensor,
     aten.bitwise_and.Tensor,
 }
-_BURNT_IN = (int, float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_BURNT_IN = (int, float, complex, *SYMBOLIC, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def pattern_of(traced: fx.GraphModule, names: Sequence[str], scalars: Mapping[str, Any], *, exact: bool) -> Pattern:
     """`names` are those of the graph's inputs; `scalars` are recognised among its constants by their value."""
     made: dict[fx.Node, Any] = {}
     supply = iter(names)
-    by_value = {value: name for name, value in scalars.items()}
+    by_value = {size_of(value): name for name, value in scalars.items()}
 
     def convert(value: Any, keep: bool) -> Any:
         if isinstance(value, fx.Node):
@@ -44,8 +45,9 @@ def pattern_of(traced: fx.GraphModule, names: Sequence[str], scalars: Mapping[st
             if not exact and not any(isinstance(v, fx.Node) for v in value):
                 return Wild()
             return tuple(convert(v, keep) for v in value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value in by_value:
-            return Arg(by_value[value])
+        number = size_of(value)
+        if isinstance(number, (int, float, Extent)) and not isinstance(number, bool) and number in by_value:
+            return Arg(by_value[number])
         if not exact and not keep and isinstance(value, _BURNT_IN) and not isinstance(value, bool):
             return Wild()
         return value

@@ -26,7 +26,7 @@ from litz.graph.uniform import is_causal
 
 aten = torch.ops.aten
 
-_FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 Arguments = tuple[fx.Node, fx.Node, fx.Node, "fx.Node | None", bool, float]
 # A score this far down contributes nothing, and swallows what it is added to.
@@ -69,7 +69,7 @@ def _for_all_sizes(match: Match, arguments: Arguments) -> Any:
     q, k, v, total, causal, scale = arguments
     if q.meta["val"].device.type != "cpu":
         return match.miss("its sizes are symbolic")
-    both = match.call(_FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
+    both = match.call(FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
     return _as_result(match, match.call(operator.getitem, both, 0))
 
 
@@ -272,7 +272,7 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
 # -- attention that is fused already ----------------------------------------------------------------
 @rule(
     call(
-        _FLASH_CPU,
+        FLASH_CPU,
         Arg("q"),
         Arg("k"),
         Arg("v"),
@@ -283,6 +283,7 @@ def _as_result(match: Match, out: fx.Node) -> fx.Node:
         users=ANY,
     ),
     extra_check=lambda match: isinstance(match["mask"], fx.Node),
+    any_size=True,
 )
 def attention_mask(match: Match) -> Any:
     """A mask given to the fused operator, if it hides nothing or exactly the future."""
@@ -290,7 +291,7 @@ def attention_mask(match: Match) -> Any:
     kind = known_mask(match, Mask(match["mask"], 1.0, shape(q)[:2]), shape(q)[-2], shape(k)[-2], q)
     if kind == "some":
         return None
-    return match.call(_FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
+    return match.call(FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
 
 
 @rule(
@@ -303,6 +304,7 @@ def attention_mask(match: Match) -> Any:
         users=ANY,
     ),
     extra_check=lambda match: isinstance(match["mask"], fx.Node),
+    any_size=True,
 )
 def attention_mask_backward(match: Match) -> Any:
     """The same mask in the backward: the proof does not depend on which side asks."""

@@ -18,9 +18,10 @@ from torch import fx
 
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
-from litz.graph.rewrite import Match, Rules, identity, metadata, rule
-from litz.graph.rules.attention import batch_and_heads, choose_mask, unfit
+from litz.graph.rewrite import Match, Rules, identity, is_symbolic, metadata, rule
+from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, choose_mask, unfit
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
+from litz.graph.sizes import as_given
 from litz.graph.trace_example import joint
 from litz.graph.trace_pattern import pattern_of
 
@@ -31,7 +32,7 @@ aten = torch.ops.aten
 _LEAST_SCORES = 24
 
 
-@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY))
+@rule(call((aten.bmm.default, aten.mm.default), Arg("p"), Arg("v"), users=ANY), any_size=True)
 def attention_training(match: Match) -> Any:
     try:
         found = read(match.root, match.uniform, shared=True)
@@ -103,14 +104,22 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
         return None
     causal, total = chosen
     scale, result = found.scale, shape(match.root)
+    any_size = is_symbolic(found.q.meta["val"]) or is_symbolic(found.k.meta["val"])
+    if any_size and found.q.meta["val"].device.type != "cpu":
+        match.miss("its sizes are symbolic", found.softmax)
+        return None
 
     def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-        q = q.reshape(*lead, queries, size)
+        q = q.reshape(as_given((*lead, queries, size)))
         # The fused operator needs whole rows in memory.
-        k = k.transpose(-1, -2).reshape(*lead, keys, size).contiguous()
-        v = v.reshape(*lead, keys, size)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-        return out.reshape(result)
+        k = k.transpose(-1, -2).reshape(as_given((*lead, keys, size))).contiguous()
+        v = v.reshape(as_given((*lead, keys, size)))
+        if any_size:  # the operator itself: choosing it would ask the sizes questions
+            out, _ = FLASH_CPU(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        else:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            out = attend(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        return out.reshape(as_given(result))
 
     return function, inputs if total is None else [*inputs, total]
 

@@ -51,7 +51,7 @@ def _frozen(match: Match, name: str) -> torch.Tensor | None:
     return getattr(match.editor.graph_module, str(node.target)).detach()
 
 
-@rule(call(operator.getitem, _NORM, 0, users=ANY))
+@rule(call(operator.getitem, _NORM, 0, users=ANY), any_size=True)
 def conv_bn(match: Match) -> Any:
     weight, mean, variance = (_frozen(match, name) for name in ("weight", "mean", "variance"))
     if weight is None or mean is None or variance is None or match["transposed"]:

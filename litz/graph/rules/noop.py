@@ -15,6 +15,7 @@ from torch import fx
 from litz.graph.editor import described, same_layout
 from litz.graph.pattern import ANY, Arg, ListOf, Wild, call
 from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.sizes import Extent, is_dense, size_of, sizes
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ def add_zero(match: Match) -> Any:
         return match["a"]
     if (
         match.root.target is aten.add.Tensor
-        and match.root.kwargs.get("alpha", 1) == 1
+        and size_of(match.root.kwargs.get("alpha", 1)) == 1
         and _changes_nothing(match, match.uniform(match["a"]))
     ):
         return _same(match, match["b"])
@@ -63,9 +64,11 @@ def _changes_nothing(match: Match, zero: Any) -> bool:
     """Zero, and of the sign that leaves other zeros theirs: -0.0 + 0.0 is 0.0, but -0.0 - 0.0 is -0.0."""
     if zero != 0:
         return False
-    result = match.root.meta["val"]
+    result, alpha = match.root.meta["val"], size_of(match.root.kwargs.get("alpha", 1))
+    if isinstance(alpha, Extent):
+        return False  # what zero times it is, NaN included, is known only at run time
     if result.is_floating_point():
-        added = math.copysign(1.0, zero) * match.root.kwargs.get("alpha", 1) < 0
+        added = math.copysign(1.0, zero) * alpha < 0
         same_signs = added == (match.root.target is aten.add.Tensor)
     else:
         same_signs = not result.is_complex()
@@ -146,7 +149,7 @@ def _moves_only_ones(node: fx.Node) -> bool:
         order = list(range(rank))
         i, j = (int(d) % rank for d in node.args[1:3])  # type: ignore[arg-type]
         order[i], order[j] = order[j], order[i]
-    real = [d for d in order if isinstance(x.shape[d], torch.SymInt) or x.shape[d] != 1]
+    real = [d for d in order if size_of(x.shape[d]) != 1]
     return real == sorted(real)
 
 
@@ -180,9 +183,9 @@ def cast_there_and_back(match: Match) -> Any:
     return _same(match, x)
 
 
-@rule(call(aten.cat.default, ListOf(Arg("xs")), ..., users=ANY))
+@rule(call(aten.cat.default, ListOf(Arg("xs")), ..., users=ANY), any_size=True)
 def cat_of_one(match: Match) -> Any:
-    xs = [x for x in match["xs"] if x.meta["val"].numel()]
+    xs = [x for x in match["xs"] if 0 not in sizes(x.meta["val"].shape)]
     return _same(match, xs[0]) if len(xs) == 1 else None
 
 
@@ -212,13 +215,13 @@ def _order(node: fx.Node) -> list[int]:
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-@rule(call(_VIEWS, call(_VIEWS, Arg("x"), Wild(), name="first", users=ANY), Wild(), users=ANY))
+@rule(call(_VIEWS, call(_VIEWS, Arg("x"), Wild(), name="first", users=ANY), Wild(), users=ANY), any_size=True)
 def view_twice(match: Match) -> Any:
     """One view, if the layout of the first tensor allows it."""
     x, size = match["x"].meta["val"], list(match.root.meta["val"].shape)
-    if tuple(x.shape) == tuple(size) and same_layout(x, match.root.meta["val"]):
+    if sizes(x.shape) == sizes(size) and same_layout(x, match.root.meta["val"]):
         return match["x"]
-    if not x.is_contiguous():
+    if not is_dense(x):
         return None
     return match.call(aten.view.default, match["x"], size)
 

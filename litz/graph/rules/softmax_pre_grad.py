@@ -21,7 +21,7 @@ _SUBTRACTIONS = (operator.sub, torch.sub)
 _RAISED = call(torch.exp, Arg("shifted"), name="raised", users=ANY)
 
 
-@rule(call((operator.truediv, torch.div), _RAISED, Arg("total"), users=ANY))
+@rule(call((operator.truediv, torch.div), _RAISED, Arg("total"), users=ANY), any_size=True)
 def softmax_pre_grad(match: Match) -> Any:
     raised, shifted, total = match["raised"], match["shifted"], match["total"]
     if not isinstance(total, fx.Node) or total.target is not torch.sum or total.args[0] is not raised:

@@ -13,6 +13,7 @@ from torch import fx
 
 from litz.graph.pattern import ANY, Arg, Call, ListOf, call
 from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.sizes import sizes
 
 aten = torch.ops.aten
 
@@ -24,7 +25,10 @@ def _dim(node: fx.Node, position: int, rank: int) -> int:
     return int(given) % rank  # type: ignore[call-overload]
 
 
-@rule(call(aten.cat.default, ListOf(call(operator.getitem, Arg("whole"), Arg("part"), users=ANY)), ..., users=ANY))
+_PART = call(operator.getitem, Arg("whole"), Arg("part"), users=ANY)
+
+
+@rule(call(aten.cat.default, ListOf(_PART), ..., users=ANY), any_size=True)
 def cat_of_split(match: Match) -> Any:
     """All parts of a split, joined again in order: the tensor itself."""
     wholes = match["whole"]
@@ -45,7 +49,8 @@ def cat_of_split(match: Match) -> Any:
         ),
         Arg("part"),
         users=ANY,
-    )
+    ),
+    any_size=True,
 )
 def split_of_cat(match: Match) -> Any:
     """A part of a split that is exactly one of the tensors joined before."""
@@ -55,13 +60,14 @@ def split_of_cat(match: Match) -> Any:
     xs = [x for x in match["xs"] if x.meta["val"].dim() == rank]
     if _dim(split, 2, rank) != dim or len(xs) != len(match["xs"]):
         return None
-    sizes = [v.shape[dim] for v in split.meta["val"]]
-    if [x.meta["val"].shape[dim] for x in xs] != sizes:
-        return match.miss(f"the parts have sizes {sizes}, what was joined has {[x.meta['val'].shape[dim] for x in xs]}")
+    parts = sizes(v.shape[dim] for v in split.meta["val"])
+    joined = sizes(x.meta["val"].shape[dim] for x in xs)
+    if parts != joined:
+        return match.miss(f"the parts have sizes {parts}, what was joined has {joined}")
     return xs[part]
 
 
-@rule(call(aten.cat.default, Arg("xs"), ..., users=ANY))
+@rule(call(aten.cat.default, Arg("xs"), ..., users=ANY), any_size=True)
 def cat_of_cat(match: Match) -> Any:
     """Nested concatenations along one dimension."""
     rank = match.root.meta["val"].dim()

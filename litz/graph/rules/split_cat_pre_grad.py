@@ -16,6 +16,7 @@ from litz.graph.editor import same_layout
 from litz.graph.mutation import disturbed, shared_with_user
 from litz.graph.pattern import ANY, Arg, ListOf, call
 from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.sizes import is_dense, sizes
 
 _JOINS = {torch.cat: (torch.split, torch.chunk), torch.stack: (torch.unbind,)}
 _PARTINGS = {torch.split: torch.cat, torch.chunk: torch.cat, torch.unbind: torch.stack}
@@ -32,7 +33,7 @@ def _dim(node: fx.Node) -> int | None:
 def _tensor(match: Match, taken: fx.Node, since: fx.Node) -> Any:
     """`taken` for the root, if nobody can tell."""
     value, root = taken.meta.get("val"), match.root.meta["val"]
-    if not isinstance(value, torch.Tensor) or not (same_layout(value, root) or value.is_contiguous()):
+    if not isinstance(value, torch.Tensor) or not (same_layout(value, root) or is_dense(value)):
         return match.miss("it is laid out otherwise", taken)
     (output,) = (n for n in match.editor.graph.nodes if n.op == "output")
     writer = disturbed(since, output, ())
@@ -46,7 +47,8 @@ def _tensor(match: Match, taken: fx.Node, since: fx.Node) -> Any:
         (torch.cat, torch.stack),
         ListOf(call(operator.getitem, Arg("whole"), Arg("part"), users=ANY), least=2),
         users=ANY,
-    )
+    ),
+    any_size=True,
 )
 def join_of_parts(match: Match) -> Any:
     """All parts of a tensor, joined again in order: the tensor itself."""
@@ -66,7 +68,8 @@ def join_of_parts(match: Match) -> Any:
         call((torch.split, torch.chunk, torch.unbind), name="parted", users=ANY),
         Arg("part"),
         users=ANY,
-    )
+    ),
+    any_size=True,
 )
 def part_of_joined(match: Match) -> Any:
     """A part that is exactly one of the tensors that were joined."""
@@ -81,13 +84,13 @@ def part_of_joined(match: Match) -> Any:
     parts = parted.meta.get("val") or ()
     if len(parts) != len(values) or any(not isinstance(v, torch.Tensor) for v in values):
         return None
-    wanted = [tuple(v.shape) for v in values]
-    if wanted != [tuple(p.shape) for p in parts] or values[match["part"]].dtype != match.root.meta["val"].dtype:
-        return match.miss(f"the parts are {[tuple(p.shape) for p in parts]}, what was joined is {wanted}")
+    wanted, found = [sizes(v.shape) for v in values], [sizes(p.shape) for p in parts]
+    if wanted != found or values[match["part"]].dtype != match.root.meta["val"].dtype:
+        return match.miss(f"the parts are {found}, what was joined is {wanted}")
     return _tensor(match, xs[match["part"]], joined)
 
 
-@rule(call(torch.cat, Arg("xs"), Arg("dim"), users=ANY))
+@rule(call(torch.cat, Arg("xs"), Arg("dim"), users=ANY), any_size=True)
 def cat_of_joined(match: Match) -> Any:
     """Nested concatenations along one dimension."""
     dim, flat = _dim(match.root), []

@@ -40,7 +40,10 @@ def is_unique(match: Match, node: Any) -> bool:
     return node.target in _RANDPERM
 
 
-@rule(call(aten.index_add.default, Arg("x"), Arg("dim"), Arg("index"), Arg("source"), alpha=Arg("alpha"), users=ANY))
+@rule(
+    call(aten.index_add.default, Arg("x"), Arg("dim"), Arg("index"), Arg("source"), alpha=Arg("alpha"), users=ANY),
+    any_size=True,
+)
 def index_add_unique(match: Match) -> Any:
     x, index, source = match["x"], match["index"], match["source"]
     if index.meta["val"].dim() != 1 or not is_unique(match, index):
@@ -52,7 +55,10 @@ def index_add_unique(match: Match) -> Any:
     return match.call(aten.index_put.default, x, where, total, False)
 
 
-@rule(call((aten.index_put.default, aten._unsafe_index_put.default), Arg("x"), Arg("where"), Arg("v"), True, users=ANY))
+_PUT = (aten.index_put.default, aten._unsafe_index_put.default)
+
+
+@rule(call(_PUT, Arg("x"), Arg("where"), Arg("v"), True, users=ANY), any_size=True)
 def index_put_unique(match: Match) -> Any:
     """What the backward of `x[permutation]` is."""
     x, where = match["x"], match["where"]
