@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -59,7 +61,11 @@ class UnsupportedPlatform(LitzError, RuntimeError):
 
 
 class CaptureError(LitzError, RuntimeError):
-    """The user's program could not be turned into a functional graph."""
+    """The user's program could not be turned into a functional graph. `at`: the node of it that could not, if known."""
+
+    def __init__(self, message: str, *, at: str | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.at = at
 
 
 class RuleError(LitzError, ValueError):
@@ -84,6 +90,24 @@ class CompileError(LitzError, RuntimeError):
 
 class CallError(LitzError, RuntimeError):
     """A compiled program was called with arguments it was not compiled for, or failed while running."""
+
+
+class RunFailed(CallError):
+    """A compiled program did not finish: `error` says why. `in_time`: before it had done anything that the caller could
+    see, besides its results."""
+
+    def __init__(self, error: Exception, in_time: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.in_time = error, in_time
+
+    def instead(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """What the user's own function does, in the program's place: as a rule it raises an error of its own type, in
+        its own words. It is not run on arguments that have changed already."""
+        if not self.in_time:
+            raise self.error
+        result = function(*args)
+        warnings.warn(f"litz: a compiled program failed where eager does not: {self.error}", stacklevel=2)
+        return result
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)

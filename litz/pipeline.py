@@ -32,13 +32,14 @@ from litz.ops.decompose import decompositions
 from litz.ops.lower import Lowered, lower
 from litz.report import Built
 from litz.runtime.cpu import Executable
+from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 
 STAGES = (
     "rewrite_pre_grad", "trace", "rewrite_joint", "split", "rewrite_post_grad",
-    "lower", "mark_outputs", "fuse", "merge_axes", "plan_memory", "render", "build",
+    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build",
 )  # fmt: skip
 Strides = Sequence[tuple[int, ...] | None] | None
 
@@ -53,8 +54,10 @@ def compile_function(
     eager = as_written(function)
     if not joint.signature.differentiable:
         executable = compile_graph(joint.graph, ctx)
-        executable.eager = eager
-        return wrap(executable, joint.signature, eager)
+        wrapped = wrap(executable, joint.signature, eager)
+        if wrapped is executable:  # one call of it is one of the user's function
+            executable.eager = eager
+        return wrapped
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
 
@@ -82,6 +85,7 @@ def compile_graph(
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)
+    program = run("check_first", ctx, check_first, program)
     program = run("merge_axes", ctx, merge_axes, program)
     if training:
         names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)

@@ -15,7 +15,7 @@ import torch
 
 from litz.capture.outputs import known
 from litz.capture.subclasses import is_subclass
-from litz.errors import CallError
+from litz.errors import CallError, RunFailed
 from litz.graph.partition.mincut import Split
 from litz.graph.signature import Joint, numbers
 from litz.loop.formula import Measures
@@ -89,10 +89,17 @@ class Differentiable:
             if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
                 found = _Once.apply(run, *arguments)
             else:
-                found = run(arguments, overwrite)
+                found = _run(run, arguments, overwrite)
         for position, gradient in zip(self.gradient_of, found, strict=True):
             gradients[position] = gradient
         return tuple(gradients)
+
+
+def _run(backward: Backward, arguments: list[Any], overwrite: bool) -> Sequence[Any]:
+    try:
+        return backward(arguments, overwrite)
+    except RunFailed as failure:
+        raise failure.error from None  # there is nothing of the user's to run in its place
 
 
 def _function_of(step: Differentiable) -> Any:
@@ -135,7 +142,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Backward, *arguments: Any) -> Any:
-        return tuple(backward([a.detach() if isinstance(a, torch.Tensor) else a for a in arguments], False))
+        return tuple(_run(backward, [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments], False))
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:

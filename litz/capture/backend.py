@@ -15,11 +15,11 @@ from litz.capture.higher_order import write_out
 from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.run_graph import turns_gradients_on
-from litz.capture.segments import cut, must_be_cut
+from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
 from litz.context import Context
-from litz.errors import LoweringError, source_of
+from litz.errors import CaptureError, LoweringError, source_of
 from litz.loop.expr import NotConstant
 from litz.options import Options
 from litz.pipeline import Strides, compile_function
@@ -48,8 +48,9 @@ def compile_captured(
 ) -> Callable[..., Any]:
     """One graph of Dynamo's, whole or in pieces."""
     write_out(graph_module)
-    if must_be_cut(graph_module):
-        return cut(graph_module, lambda piece, inputs: compile_captured(piece, inputs, options))
+    alone = standing_alone(graph_module)
+    if alone:
+        return cut(graph_module, alone, _pieces_compiler(options))
     lifted, state = _lift_state(graph_module)
     compiled = _compile(lifted, [*example_inputs, *state], options)
     return compiled if not state else lambda *args: compiled(*args, *state)
@@ -91,7 +92,23 @@ def compile_or_leave(
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
-        return left_to_eager(function, error, ctx)
+        return _cut_around(function, error, ctx) or left_to_eager(function, error, ctx)
+
+
+def _pieces_compiler(options: Options) -> Callable[..., Callable[..., Any]]:
+    return lambda piece, inputs: compile_captured(piece, inputs, options)
+
+
+def _cut_around(function: Callable[..., Any], error: Exception, ctx: Context) -> Callable[..., Any] | None:
+    """The graph in pieces around the node that could not be traced, if it is known; that node runs as it is."""
+    graph_module = getattr(function, "__self__", None)
+    if not isinstance(graph_module, fx.GraphModule) or not isinstance(error, CaptureError):
+        return None
+    found = cut_at(graph_module, error.at, _pieces_compiler(ctx.options))
+    if found is not None:
+        ctx.note(f"cut in pieces: {error}")
+        ctx.publish()
+    return found
 
 
 def _needs_grad(function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
@@ -113,7 +130,8 @@ def _compile_for_all_sizes(
             if _open_sizes(fakes) == open_sizes:
                 if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
                     raise
-                return PerSize(graph_module, error, ctx, _for_sizes)
+                found = _cut_around(graph_module.forward, error, ctx)
+                return PerSize(graph_module, error, ctx, _for_sizes) if found is None else found
         else:
             if _open_sizes(fakes) == open_sizes:
                 return compiled

@@ -101,11 +101,10 @@ def _run(tracer: _Trace) -> Joint:
     except Exception as error:
         torch.set_rng_state(random)
         if isinstance(error, CaptureError):
-            error.source = error.source or recorder.user_line
+            error.source, error.at = error.source or recorder.user_line, recorder.stopped_at
             raise
-        raise CaptureError(
-            f"tracing to ATen failed: {type(error).__name__}: {error}", stage="trace", source=recorder.user_line
-        ) from error
+        told = f"tracing to ATen failed: {type(error).__name__}: {error}"
+        raise CaptureError(told, stage="trace", source=recorder.user_line, at=recorder.stopped_at) from error
     return tracer.finish(module)
 
 
@@ -262,7 +261,9 @@ class _Trace:
     def _run(self, args: list[Any]) -> Any:
         owner = getattr(self.function, "__self__", None)
         if isinstance(owner, fx.GraphModule):
-            return run_graph(owner, args, self.recorder)
+            outputs = run_graph(owner, args, self.recorder)
+            self.recorder.ends()
+            return outputs
         return self.function(*args)
 
     @staticmethod

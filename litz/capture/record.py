@@ -41,6 +41,9 @@ class Recorder(TorchDispatchMode):
         self.root = torch.nn.Module()
         self.decompositions = decompositions
         self.source: str | None = None  # the user's line that runs now
+        self.stopped_at: str | None = None  # the node of the user's graph whose run, or whose gradient, has failed
+        self._node_now: str | None = None
+        self._begun: list[tuple[int, str]] = []  # nodes of the user's, and autograd's count of steps before each
         self._region = self._regions = 0
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
@@ -48,6 +51,24 @@ class Recorder(TorchDispatchMode):
     @property
     def user_line(self) -> str | None:
         return user_line(self.source)
+
+    # -- the user's nodes ---------------------------------------------------------------------------
+    def begins(self, node: fx.Node) -> None:
+        """What is recorded from here on comes from this node of the user's graph."""
+        self.source = node.meta.get("stack_trace", self.source)
+        if not self._region:
+            self._node_now = node.name
+            self._begun.append((torch.autograd._get_sequence_nr(), node.name))
+
+    def ends(self) -> None:
+        """The user's graph has run; what follows is its gradient."""
+        self._node_now = None
+
+    def _working_on(self) -> str | None:
+        step = torch._C._current_autograd_node()
+        if self._node_now is not None or step is None:
+            return self._node_now
+        return next((name for first, name in reversed(self._begun) if first <= step._sequence_nr()), None)
 
     # -- inputs and outputs ------------------------------------------------------------------------
     def placeholder(self, value: Any, position: int) -> None:
@@ -71,7 +92,13 @@ class Recorder(TorchDispatchMode):
 
     # -- operators ---------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._record(func, args, kwargs or {})
+        except Exception:
+            self.stopped_at = self.stopped_at or self._working_on()
+            raise
+
+    def _record(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         rewritten = self.decompositions.get(func)
         if rewritten is not None:
             with self:
@@ -100,6 +127,8 @@ class Recorder(TorchDispatchMode):
         unseen = func.namespace == "prim" or not _has_tensor(result)
         if unseen and not func._schema.is_mutable and func not in CHECKS:
             return result
+        if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
+            raise CaptureError(f"{func} gives a tensor of layout {result.layout}: only dense ones are compiled")
         node = self._node(func, operands, options)
         node.meta["val"] = self._meant(func, operands, options) if _any_lazy((args, result)) else result
         if self.source is not None:

@@ -33,7 +33,7 @@ def _run(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder |
     last_use = _last_uses(graph_module.graph)
     for node in graph_module.graph.nodes:
         if recorder is not None:
-            recorder.source = node.meta.get("stack_trace", recorder.source)
+            recorder.begins(node)
         if node.op == "placeholder":
             env[node] = next(inputs)
         elif node.op == "output":
@@ -84,7 +84,7 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(owner, fx.GraphModule):
         return function
     nodes = (node for m in owner.modules() if isinstance(m, fx.GraphModule) for node in m.graph.nodes)
-    if any(getattr(node.target, "__name__", None) in _SWITCHES for node in nodes):
+    if any(switches(node) for node in nodes):
         return lambda *args: run_graph(owner, args)
     _LazyGraphModule.force_recompile(owner)  # its code itself, and not a call of it that prints what is raised
     return owner.forward
@@ -98,11 +98,29 @@ def turns_gradients_on(function: Callable[..., Any]) -> bool:
     return any(node.target is torch._C._set_grad_enabled and node.args[0] for node in owner.graph.nodes)
 
 
-# Functions of torch that graphs call to switch something, by name: they move among its modules.
+def switches(node: fx.Node) -> bool:
+    """Whether the node switches something in the thread."""
+    return getattr(node.target, "__name__", None) in _SWITCHES
+
+
+def level_change(node: fx.Node) -> int:
+    """1 where the node enters a level of a transform, -1 where it leaves one."""
+    name = getattr(node.target, "__name__", None)
+    return (name in _LEVELS) - (name in _LEVELS.values())
+
+
+# Functions of torch by name: they move among its modules.
+_LEVELS = {
+    "_grad_increment_nesting": "_grad_decrement_nesting",
+    "_vmap_increment_nesting": "_vmap_decrement_nesting",
+    "_jvp_increment_nesting": "_jvp_decrement_nesting",
+    "_saved_tensors_hooks_disable": "_saved_tensors_hooks_enable",  # around each level that has gradients
+    "pop_dynamic_layer_stack": "push_dynamic_layer_stack",
+}
 _SWITCHES = frozenset({
-    "_set_grad_enabled", "_enter_autocast", "_enter_inference_mode", "_set_fwd_grad_enabled", "_enter_dual_level",
-    "_grad_increment_nesting", "_vmap_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
-    "set_inplace_requires_grad_allowed", "_saved_tensors_hooks_disable", "pop_dynamic_layer_stack",
+    *_LEVELS, *_LEVELS.values(), "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode",
+    "_exit_inference_mode", "_set_fwd_grad_enabled", "_enter_dual_level", "_exit_dual_level",
+    "set_inplace_requires_grad_allowed",
 })  # fmt: skip
 
-__all__ = ["as_written", "checkpointed", "run_graph", "turns_gradients_on"]
+__all__ = ["as_written", "checkpointed", "level_change", "run_graph", "switches", "turns_gradients_on"]

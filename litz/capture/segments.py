@@ -2,8 +2,9 @@
 
 In: Dynamo's graph. Out: the same graph as a sequence of pieces. Each piece is compiled by itself when it is first
 called; between them stand the operators that decide something at run time: control flow (`cond`, `while_loop`,
-`scan`, `map`), whose bodies are compiled in turn, and operators whose results have sizes that depend on data; and
-the user's own operators that write to their arguments, of which nothing else is known.
+`scan`, `map`), whose bodies are compiled in turn, and operators whose results have sizes that depend on data; the
+user's own operators that write to their arguments, of which nothing else is known; and whatever could not be traced,
+such as an operator whose gradient looks at data or is sparse.
 
 Dynamo captures the pieces again: their sizes are then sizes of inputs, with its guards and its dynamic shapes.
 """
@@ -11,7 +12,7 @@ Dynamo captures the pieces again: their sizes are then sizes of inputs, with its
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,16 +21,28 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from litz.capture.run_graph import as_written, level_change, switches
+
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
 
-def must_be_cut(graph_module: fx.GraphModule) -> bool:
-    return any(_stands_alone(node) for node in graph_module.graph.nodes)
+def standing_alone(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes that cannot be part of a program."""
+    return frozenset(node for node in graph_module.graph.nodes if _stands_alone(node))
 
 
-def cut(graph_module: fx.GraphModule, backend: Backend) -> Callable[..., Any]:
-    """The graph in pieces; `backend` compiles what Dynamo makes of each."""
+def cut_at(graph_module: fx.GraphModule, name: str | None, backend: Backend) -> Callable[..., Any] | None:
+    """The graph in pieces around the node of that name; None where no piece would be left to compile."""
+    units = [unit for unit in _units(graph_module.graph) if any(node.name == name for node in unit)]
+    alone = frozenset(node for unit in units for node in unit)
+    if not alone or not any(_computes(node) for node in graph_module.graph.nodes if node not in alone):
+        return None
+    return cut(graph_module, alone, backend)
+
+
+def cut(graph_module: fx.GraphModule, alone: frozenset[fx.Node], backend: Backend) -> Callable[..., Any]:
+    """The graph in pieces around those nodes; `backend` compiles what Dynamo makes of each."""
     root = torch.nn.Module()
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -40,18 +53,32 @@ def cut(graph_module: fx.GraphModule, backend: Backend) -> Callable[..., Any]:
             _place(pending, graph_module, graph, root, copies, backend)
             pending.clear()
 
-    for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
-            continue  # copied where it is used
-        if node.op == "placeholder":
-            copies[node] = graph.node_copy(node)
-        elif node.op == "output" or _stands_alone(node):
+    for unit in _units(graph_module.graph):
+        if not alone.isdisjoint(unit) or unit[0].op in ("placeholder", "output") or switches(unit[0]):
             flush()
-            _bring_attributes(node, graph_module, graph, root, copies, backend)
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            for node in unit:
+                _bring_attributes(node, graph_module, graph, root, copies, backend)
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         else:
-            pending.append(node)
-    return fx.GraphModule(root, graph).forward
+            pending += unit
+    return as_written(fx.GraphModule(root, graph).forward)
+
+
+def _units(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """The nodes, those of a transform (from its first level to the last) together: it cannot be entered in one piece
+    and left in another. What the graph holds is not among them: it is copied where it is used."""
+    unit: list[fx.Node] = []
+    levels = 0
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            continue
+        unit.append(node)
+        levels += level_change(node)
+        if levels == 0:
+            yield unit
+            unit = []
+    if unit:
+        yield unit
 
 
 def _stands_alone(node: fx.Node) -> bool:
@@ -173,4 +200,4 @@ class _Body(torch.nn.Module):
         return self.plain(*args) if traced or differentiated else self.compiled(*args)
 
 
-__all__ = ["cut", "must_be_cut"]
+__all__ = ["cut", "cut_at", "standing_alone"]

@@ -16,6 +16,7 @@ import torch
 from litz.capture.outputs import rebuilt
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
+from litz.errors import RunFailed
 from litz.graph.signature import Base, Input, Output, Signature, Subclasses, number
 from litz.loop.formula import Measures
 
@@ -166,6 +167,12 @@ class Reshape:
                 inner[position] = args[position].as_strided(sizes, strides)
         return inner
 
+    def undo(self, args: Sequence[Any], inner: Sequence[Any]) -> None:
+        """The program did not finish."""
+        for position, spec in enumerate(self.signature.inputs):
+            if spec.reshaped is not None:
+                args[position].as_strided_(inner[position].shape, inner[position].stride())
+
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         return results
 
@@ -259,7 +266,8 @@ def wrap(core: Core, signature: Signature, eager: Callable[..., Any]) -> Callabl
     wrappers = wrappers_for(signature)
     if signature.recording:
         return Recording(core, wrappers, eager)
-    return Wrapped(core, wrappers, eager) if wrappers else core
+    plain = not wrappers and not signature.autocast and not signature.differentiable
+    return core if plain else Wrapped(core, wrappers, eager)
 
 
 @dataclass(frozen=True)
@@ -276,13 +284,19 @@ class Wrapped:
                 seen.append(inner)
                 inner = wrapper.before(inner)
         except Eager:
-            return self._as_written(args)
-        results = list(self.core(*inner))
+            return self._as_written(*args)
+        try:
+            results = list(self.core(*inner))
+        except RunFailed as failure:
+            for wrapper, given in zip(reversed(self.wrappers), reversed(seen), strict=True):
+                if isinstance(wrapper, Reshape):
+                    wrapper.undo(given, inner)
+            return failure.instead(self._as_written, args)
         for wrapper, given in zip(reversed(self.wrappers), reversed(seen), strict=True):
             results = wrapper.after(given, results)
         return results
 
-    def _as_written(self, args: Sequence[Any]) -> Any:
+    def _as_written(self, *args: Any) -> Any:
         return self.eager(*args)
 
 
@@ -293,6 +307,6 @@ class Recording(Wrapped):
         with torch.enable_grad():
             return super().__call__(*args)
 
-    def _as_written(self, args: Sequence[Any]) -> Any:
+    def _as_written(self, *args: Any) -> Any:
         with torch.no_grad():
             return self.eager(*args)

@@ -35,6 +35,7 @@ def batches(program: Program, layout: Layout) -> list[list[int]]:
             open_
             and joins
             and at not in layout.pauses
+            and at != layout.first_effect
             and written.isdisjoint((*step.reads, *step.writes))
             and touched.isdisjoint(step.writes)
         ):

@@ -117,6 +117,16 @@ class HostWriter:
         self.w.emit(f"store i64 {units}, ptr {self.w.address('ptr', data, len(pointers) + 3)}")
         self.w.emit(f"call void @GOMP_parallel(ptr @{kernel.name}.team, ptr {data}, i32 {team}, i32 0)")
 
+    def stop_if_failed(self, held: list[str]) -> None:
+        """From here on the caller can see what is done; a call that has failed ends, and says that it was in time."""
+        w = self.w
+        code = w.let("load i32, ptr %error")
+        with w.when(w.let(f"icmp ne i32 {code}, 0")):
+            w.emit(f"store i32 {w.let(f'or i32 {code}, {shim.IN_TIME}')}, ptr %error")
+            self.release(held)
+            w.emit("ret void")
+            w.place(w.label("unreached"))
+
     def call(self, call: Call) -> list[str]:
         """A library operator through the C shim; the buffers it allocated."""
         return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes)

@@ -75,6 +75,8 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
         if writer is None:
             starts.append(at)
             writer = host.HostWriter(module, f"run{len(plan)}", slots, ctx.target.threads, sizes)
+        elif at == layout.first_effect:
+            writer.stop_if_failed(list(held))
         if isinstance(step, Call):
             held.update((name, layout.last_use[name]) for name in writer.call(step))
         else:

@@ -32,6 +32,7 @@ SHIMS: dict[str, str] = {
 
 # What host functions leave in the error cell.
 INDEX_OUT_OF_RANGE, OPERATOR_FAILED, LAYOUT_DIFFERS = 1, 2, 3
+IN_TIME = 256  # added where the call ended before the first step with an effect
 
 _SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
 

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 import torch
 
 from litz.codegen.render import Native, Rendering
-from litz.codegen.shim import INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS, operator_of
-from litz.errors import CallError
+from litz.codegen.shim import IN_TIME, INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS
+from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import ZERO, Expr, Size
 from litz.loop.formula import Measures
-from litz.loop.ir import Call, Number, Program, View, measure, views
+from litz.loop.ir import Call, Program, View, measure, views
 from litz.runtime.arena import ARENA, Block
 from litz.runtime.jit import HOST_FUNCTION, Code
-from litz.schedule.memory import Apart, Layout, place, size_of, writes_in_place
+from litz.runtime.operator import Operator
+from litz.schedule.memory import Apart, Layout, place, size_of
 from litz.target import Target
 
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
@@ -152,7 +153,7 @@ class Executable:
     def _bind(self, item: Native | Call) -> Any:
         if isinstance(item, Native):
             return (self._code.function(item.function, HOST_FUNCTION),)
-        return _Operator(item, self)
+        return Operator(item, self)
 
     def due(self, fresh: Sequence[Fresh]) -> list[list[Fresh]]:
         """For each item of the plan, the outputs that it is the first to write."""
@@ -197,7 +198,12 @@ class Executable:
 
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
-        return self._call(args, None)
+        try:
+            return self._call(args, None)
+        except RunFailed as failure:
+            if self.eager is None:
+                raise
+            return failure.instead(self.eager, args)
 
     def consume(self, args: list[Any], overwrite: bool = False) -> list[Any]:
         """The call for a caller who has no other use for the arguments: each is dropped after its last use.
@@ -247,15 +253,15 @@ class Executable:
             outputs.append(tensor)
         self._plan[0][0](*frame.native)
         if frame.error.value:
-            self._raise(frame, args)
+            raise self._failure(frame, 0)
         return outputs
 
     def _run(self, frame: Frame, args: tuple, own: list[Any] | None, overwrite: bool) -> list[Any]:
         slots, tensors = frame.slots, frame.tensors
         self._take_inputs(frame, args if own is None else own)
         memory: dict[Apart, torch.Tensor] = {}
-        for item, due, taken, returned, given_up in zip(
-            self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True
+        for number, (item, due, taken, returned, given_up) in enumerate(
+            zip(self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True)
         ):
             for name, sizes, strides, dtype in due:
                 tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
@@ -267,9 +273,12 @@ class Executable:
             if isinstance(item, tuple):
                 item[0](*frame.native)
                 if frame.error.value:
-                    self._raise(frame, args)
+                    raise self._failure(frame, number)
             else:
-                item(frame)
+                try:
+                    item(frame)
+                except Exception as error:
+                    raise RunFailed(error, self._is_ahead_of_effects(number)) from error
             tensor = None
             for block in returned:
                 del memory[block]
@@ -294,16 +303,23 @@ class Executable:
             frame.slots[slot] = value.data_ptr()
             frame.tensors[self.program.inputs[position]] = value  # type: ignore[index]
 
-    def _raise(self, frame: Frame, args: Sequence[Any]) -> None:
-        code = frame.error.value
+    def _failure(self, frame: Frame, item: int) -> RunFailed:
+        """What native code left in the error cell, which is emptied."""
+        code = frame.error.value & ~IN_TIME
+        in_time = bool(frame.error.value & IN_TIME) or self._is_ahead_of_effects(item)
         frame.error.value = 0
-        if self.eager is not None:
-            self.eager(*args[: self.arguments])  # raises eager's own error, of its type and in its words
         if code == INDEX_OUT_OF_RANGE:
-            raise IndexError("index out of range in self")
+            return RunFailed(IndexError("index out of range in self"), in_time)
         if code == LAYOUT_DIFFERS:
-            raise CallError("a library operator laid its result out otherwise than it was traced")
-        raise CallError("a library operator failed; its own message is on the standard error stream")
+            return RunFailed(CallError("a library operator laid its result out otherwise than it was traced"), in_time)
+        return RunFailed(
+            CallError("a library operator failed; its own message is on the standard error stream"), in_time
+        )
+
+    def _is_ahead_of_effects(self, item: int) -> bool:
+        """Whether this item of the plan ends before the first step that the caller can see to have been run."""
+        ends = (*self.rendering.starts, len(self.program.steps))[item + 1]
+        return self.layout.first_effect is None or ends <= self.layout.first_effect
 
     def _output(self, frame: Frame, output: Any) -> Any:
         if isinstance(output, View):
@@ -334,67 +350,6 @@ class Executable:
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
 
 
-def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
-
-
-# Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
-# one number at a time and a contiguous one in blocks.
-_AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
-
-
-class _Operator:
-    """An operator called as it is, from Python."""
-
-    def __init__(self, call: Call, executable: Executable):
-        self.call, self.executable = call, executable
-        namespace, rest = call.target.split("::")
-        name, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace), name)
-        self.into_arena = writes_in_place(call)
-        self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
-        self.function = _AS_EAGER.get(call.target, self.function)
-        own = operator_of(call)._schema.arguments
-        aliases = any(a.alias_info is not None for a in own)
-        # A result that may be a window on arena memory is copied: the arena does not know of it.
-        buffers = executable.program.buffers
-        self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
-
-    def __call__(self, frame: Frame) -> None:
-        executable, call = self.executable, self.call
-        args = [self._argument(frame, a) for a in call.args]
-        kwargs = {k: self._argument(frame, v) for k, v in call.kwargs}
-        if self.into_arena:
-            (result,) = call.results
-            assert result is not None
-            self.function(*args, **kwargs, out=executable.tensor(frame, result))
-            return
-        found = self.function(*args, **kwargs)
-        found = found if isinstance(found, (tuple, list)) else (found,)
-        for expected, tensor in zip(call.results, found, strict=True):
-            if expected is not None:
-                self._hold(frame, expected, tensor)
-
-    def _hold(self, frame: Frame, expected: View, tensor: torch.Tensor) -> None:
-        sizes, strides, dtype = frame.ints(expected.sizes), frame.ints(expected.strides), _dtype(expected)
-        if tuple(tensor.shape) != sizes:
-            raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
-        plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
-        if self.copies or not plain or tensor.is_conj() or tensor.is_neg():
-            tensor = torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
-        frame.tensors[expected.buffer] = tensor
-        frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
-
-    def _argument(self, frame: Frame, arg: Any) -> Any:
-        if isinstance(arg, View):
-            return self.executable.tensor(frame, arg)
-        if isinstance(arg, tuple):
-            return [self._argument(frame, a) for a in arg]
-        if isinstance(arg, Expr):
-            return arg.at(frame.sizes)
-        return frame.sizes[arg.name] if isinstance(arg, Number) else arg
-
-
 def _shaping(program: Program) -> tuple[str, ...]:
     """The sizes that memory is laid out by; other numbers may change from call to call and leave it as it is."""
     shown = list(views(program.outputs))
@@ -404,13 +359,6 @@ def _shaping(program: Program) -> tuple[str, ...]:
     exprs += [e for view in shown for e in (*view.sizes, *view.strides, view.offset)]
     names = {atom.name for e in exprs for atom in e.atoms() if isinstance(atom, Size)}
     return tuple(source.name for source in program.sizes if source.name in names)
-
-
-def _dtype(view: View) -> torch.dtype:
-    """Of the window as it was traced, which may be one that only called operators know."""
-    return (
-        getattr(torch, view.dtype.removeprefix("torch.")) if view.dtype.startswith("torch.") else to_torch(view.dtype)
-    )
 
 
 def _is_whole(output: Any, made: Fresh) -> bool:

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import torch
-
 from litz.context import Context
-from litz.loop.ir import Apply, Call, Kernel, Load, Program, Step, View
+from litz.loop.ir import Apply, Kernel, Load, Program, Step, View
 from litz.loop.scalar import SCALARS
 from litz.schedule.align import Refusal
+from litz.schedule.check_first import draws
 from litz.schedule.depend import Dependences, Node
 from litz.schedule.draft import Draft
 from litz.schedule.merge import inline, merge
@@ -49,9 +48,9 @@ class _Fusion:
         last_drawn: int | None = None
         for at, step in enumerate(steps):
             # Random numbers come out of one stream: who draws first gets the same ones as in eager.
-            draws = isinstance(step, Call) and _draws(step)
-            node = self.graph.add(at, step.reads, step.writes, [last_drawn] if draws and last_drawn is not None else [])
-            last_drawn = at if draws else last_drawn
+            drawn = draws(step)
+            node = self.graph.add(at, step.reads, step.writes, [last_drawn] if drawn and last_drawn is not None else [])
+            last_drawn = at if drawn else last_drawn
             draft = Draft.of(step) if isinstance(step, Kernel) else None
             if draft is None:
                 self.fixed[at] = step
@@ -121,14 +120,6 @@ def _common(names: Collection[str], others: Collection[str]) -> Iterator[str]:
     if len(others) < len(names) and not any(name in names for name in others):
         return iter(())
     return (name for name in names if name in others)
-
-
-def _draws(call: Call) -> bool:
-    """Whether the operator takes from torch's stream of random numbers."""
-    namespace, _, rest = call.target.partition("::")
-    name, _, overload = rest.partition(".")
-    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def _without_dead_stores(program: Program, steps: tuple[Step, ...] | list[Step]) -> list[Step]:

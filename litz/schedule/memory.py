@@ -18,6 +18,7 @@ from litz.loop.dtype import DTYPES
 from litz.loop.formula import Measures
 from litz.loop.ir import Call, Kernel, Program, Store, View
 from litz.loop.passes import pass_of_each
+from litz.schedule.check_first import first_effect
 
 ALIGNMENT = 64
 
@@ -63,6 +64,7 @@ class Layout:
     first_use: dict[str, int]  # buffer -> step that writes it first
     apart: tuple[Apart, ...] = ()  # large temporaries that are not in the arena
     pauses: frozenset[int] = frozenset()  # steps before which the caller may take and return memory
+    first_effect: int | None = None  # the first step that the caller can see to have been run, besides by its results
 
 
 # A pause costs microseconds; memory below this is not worth one.
@@ -115,7 +117,7 @@ def plan_memory(program: Program, most: int | None = None, donated: frozenset[st
         over = taken_over.get(members[0])
         apart.append(Apart(*span, over if into is None and over in donated else None, into))
     first_use = life.born | {block.into: block.first for block in apart if block.into is not None}
-    return Layout(tuple(shared), life.owned, life.dies, first_use, tuple(apart))
+    return Layout(tuple(shared), life.owned, life.dies, first_use, tuple(apart), first_effect=first_effect(program))
 
 
 def lifetimes(program: Program) -> Lifetimes:

@@ -1,0 +1,90 @@
+"""An operator called as it is, from Python, between stretches of native code.
+
+In: a `Call`. Out: a callable that takes its arguments from a call's frame and puts its results there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from litz.codegen.shim import operator_of
+from litz.errors import CallError
+from litz.loop.dtype import to_torch
+from litz.loop.expr import Expr
+from litz.loop.ir import Call, Number, View
+from litz.schedule.memory import writes_in_place
+
+if TYPE_CHECKING:
+    from litz.runtime.cpu import Executable, Frame
+
+
+def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
+
+
+# Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
+# one number at a time and a contiguous one in blocks.
+_AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
+
+
+class Operator:
+    def __init__(self, call: Call, executable: Executable):
+        self.call, self.executable = call, executable
+        namespace, rest = call.target.split("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        self.into_arena = writes_in_place(call)
+        self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
+        self.function = _AS_EAGER.get(call.target, self.function)
+        own = operator_of(call)._schema.arguments
+        aliases = any(a.alias_info is not None for a in own)
+        # A result that may be a window on arena memory is copied: the arena does not know of it.
+        buffers = executable.program.buffers
+        self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
+
+    def __call__(self, frame: Frame) -> None:
+        executable, call = self.executable, self.call
+        args = [self._argument(frame, a) for a in call.args]
+        kwargs = {k: self._argument(frame, v) for k, v in call.kwargs}
+        if self.into_arena:
+            (result,) = call.results
+            assert result is not None
+            self.function(*args, **kwargs, out=executable.tensor(frame, result))
+            return
+        found = self.function(*args, **kwargs)
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        for expected, tensor in zip(call.results, found, strict=True):
+            if expected is not None:
+                self._hold(frame, expected, tensor)
+
+    def _hold(self, frame: Frame, expected: View, tensor: torch.Tensor) -> None:
+        sizes, strides, dtype = frame.ints(expected.sizes), frame.ints(expected.strides), _dtype(expected)
+        if tuple(tensor.shape) != sizes:
+            raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
+        plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
+        if self.copies or not plain or tensor.is_conj() or tensor.is_neg():
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
+        frame.tensors[expected.buffer] = tensor
+        frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
+
+    def _argument(self, frame: Frame, arg: Any) -> Any:
+        if isinstance(arg, View):
+            return self.executable.tensor(frame, arg)
+        if isinstance(arg, tuple):
+            return [self._argument(frame, a) for a in arg]
+        if isinstance(arg, Expr):
+            return arg.at(frame.sizes)
+        return frame.sizes[arg.name] if isinstance(arg, Number) else arg
+
+
+def _dtype(view: View) -> torch.dtype:
+    """Of the window as it was traced, which may be one that only called operators know."""
+    return (
+        getattr(torch, view.dtype.removeprefix("torch.")) if view.dtype.startswith("torch.") else to_torch(view.dtype)
+    )
+
+
+__all__ = ["Operator"]

@@ -1,0 +1,158 @@
+"""Check first: what can fail is done before anything that the caller could see.
+
+In: a program in order. Out: the same, where indices taken from data are checked, and operators that may raise are
+called, before the first step with an effect: one that writes to an input, or draws random numbers. A call that fails
+has then changed nothing, and the user's own function can run in its place, on what it would have found.
+
+An index is checked by a small kernel of its own, over the axes of the index alone, as soon as the index is there. What
+is computed from the result of an effect stays behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from litz.loop.expr import Axis, Expr, expr
+from litz.loop.ir import (
+    Buffer,
+    Call,
+    Check,
+    Const,
+    Definition,
+    Index,
+    Kernel,
+    Load,
+    Program,
+    Reduce,
+    Scan,
+    Step,
+    Store,
+    contiguous,
+    definitions_for,
+)
+
+# Operators that do not look at the values they are given.
+_CANNOT_FAIL = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "cumsum", "sort", "topk",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+}  # fmt: skip
+
+
+def check_first(program: Program) -> Program:
+    effects = [step for step in program.steps if has_effect(program, step)]
+    if not effects:
+        return program
+    buffers = dict(program.buffers)
+    steps: list[Step] = []
+    seen: set[tuple] = set()
+    checked: set[str] = set()  # kernels that cannot fail any more
+    for step in program.steps:
+        made = _checks_of(step) if isinstance(step, Kernel) else None
+        if made is not None:
+            checked.add(step.name)
+        if made is not None and (made.axes, made.body) not in seen:
+            seen.add((made.axes, made.body))
+            sizes = tuple(axis.size for axis in made.axes)
+            scratch = Buffer(f"checked_{len(seen)}", "b1", _product(sizes))
+            buffers[scratch.name] = scratch
+            steps.append(replace(made, body=(*made.body, *_marks(scratch.name, made.axes, sizes))))
+        steps.append(step)
+    return replace(program, buffers=buffers, steps=tuple(_moved_ahead(steps, program, checked)))
+
+
+def has_effect(program: Program, step: Step) -> bool:
+    """Whether the caller can see that the step was run, besides by its results."""
+    return any(program.buffers[name].kind == "input" for name in step.writes) or draws(step)
+
+
+def first_effect(program: Program) -> int | None:
+    return next((at for at, step in enumerate(program.steps) if has_effect(program, step)), None)
+
+
+def draws(step: Step) -> bool:
+    """Whether it is an operator that takes from torch's stream of random numbers."""
+    if not isinstance(step, Call):
+        return False
+    namespace, _, rest = step.target.partition("::")
+    name, _, overload = rest.partition(".")
+    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _checks_of(kernel: Kernel) -> Kernel | None:
+    """The kernel's checks and what they rest on, without a store; None where that is nothing, or takes a total."""
+    checks = [op for op in kernel.body if isinstance(op, Check)]
+    wanted = {op.name for op in (*definitions_for(kernel.body, checks), *checks)}
+    body = tuple(op for op in kernel.body if not isinstance(op, Store) and op.name in wanted)
+    if not checks or any(isinstance(op, (Reduce, Scan)) for op in body):
+        return None
+    used = {axis for op in body for axis in _axes_of(op)}
+    axes = tuple(axis for axis in (*kernel.axes, *kernel.reduced) if axis in used)
+    return Kernel(f"{kernel.name}_checks", axes, (), body, kernel.origins)
+
+
+def _axes_of(op: Definition) -> Iterable[Axis]:
+    if isinstance(op, Load):
+        return op.index.axes()
+    return op.expr.axes() if isinstance(op, Index) else ()
+
+
+def _marks(buffer: str, axes: tuple[Axis, ...], sizes: tuple[Expr, ...]) -> tuple[Const, Store]:
+    """A kernel stores something."""
+    place = sum((axis * stride for axis, stride in zip(map(expr, axes), contiguous(sizes), strict=True)), expr(0))
+    return Const("checked", "b1", True), Store(buffer, place, "checked")
+
+
+def _product(sizes: Iterable[Expr]) -> Expr:
+    total = expr(1)
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def _moved_ahead(steps: list[Step], program: Program, checked: set[str]) -> list[Step]:
+    """What may fail, and what it takes, before all else; but for what comes of an effect."""
+    before = _dependences(steps)
+    behind: set[int] = set()  # effects, and what must come after them
+    for at, step in enumerate(steps):
+        if has_effect(program, step) or not behind.isdisjoint(before[at]):
+            behind.add(at)
+    ahead: set[int] = set()
+    for at in reversed(range(len(steps))):
+        if at in ahead or (at not in behind and steps[at].name not in checked and _may_fail(steps[at])):
+            ahead.add(at)
+            ahead |= before[at]
+    return [steps[at] for at in sorted(ahead)] + [step for at, step in enumerate(steps) if at not in ahead]
+
+
+def _may_fail(step: Step) -> bool:
+    if isinstance(step, Kernel):
+        return any(isinstance(op, Check) for op in step.body)
+    return step.target.partition("::")[2].partition(".")[0] not in _CANNOT_FAIL
+
+
+def _dependences(steps: list[Step]) -> list[set[int]]:
+    """For each step, those that it must come after, at least the latest of each kind."""
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    last_drawn: int | None = None
+    found: list[set[int]] = []
+    for at, step in enumerate(steps):
+        before = {writer[name] for name in (*step.reads, *step.writes) if name in writer}
+        for name in step.writes:
+            before.update(readers.pop(name, ()))
+        if draws(step):
+            before |= set() if last_drawn is None else {last_drawn}
+            last_drawn = at
+        for name in step.reads:
+            readers.setdefault(name, []).append(at)
+        for name in step.writes:
+            writer[name] = at
+        found.append(before - {at})
+    return found
+
+
+__all__ = ["check_first", "draws", "first_effect"]

@@ -1,0 +1,258 @@
+"""Calls that raise: eager's error, and eager's state afterwards; no update is made twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.autograd.both import ROUTES, Route, both
+
+FAR = torch.tensor([1, 9])
+
+
+def fails_alike(route: Route, function: Callable[..., Any], make: Callable[[], list[Any]], words: bool = True) -> None:
+    """The same error, and the same arguments, buffers and random numbers after it, at every call."""
+    own = function if isinstance(function, nn.Module) else None
+    theirs = copy.deepcopy(own) if own is not None else function
+    fast = route(function)
+    for call in range(2):
+        found = []
+        for run, module in ((theirs, theirs), (fast, own)):
+            torch.manual_seed(call)
+            args = make()
+            try:
+                run(*args)
+                raised = None
+            except Exception as error:
+                raised = error
+            tensors = [a.detach() for a in args if isinstance(a, torch.Tensor)]
+            tensors += list(module.buffers()) if isinstance(module, nn.Module) else []
+            found.append((raised, [t.clone() for t in tensors], torch.rand(2)))
+        (want, values, drawn), (got, mine, own_drawn) = found
+        assert want is not None and type(got) is type(want), (got, want)
+        assert not words or str(got).splitlines()[0] == str(want).splitlines()[0]
+        torch.testing.assert_close(mine, values, rtol=1e-5, atol=1e-6)
+        assert torch.equal(own_drawn, drawn)
+
+
+def update_then_index(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return table[index]
+
+
+def index_then_update(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    found = table[index]
+    x.add_(1)
+    return found
+
+
+def both_in_one_kernel(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return (table[index] + x[:2]).exp()
+
+
+def index_of_what_is_updated(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x[index] * 2
+
+
+def computed_index(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return table[(index * 2).clamp(min=0) + 1].sum()
+
+
+def several_updates(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    table.mul_(2)
+    y = F.embedding(index, table[:, None])
+    x.sub_(3)
+    return y
+
+
+def draws(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(torch.rand(3))
+    y = F.dropout(x, 0.5)
+    return table[index] + y[:2]
+
+
+def written_by_index(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return table.index_put((index,), torch.ones(2), accumulate=True)
+
+
+FUNCTIONS = [
+    update_then_index, index_then_update, both_in_one_kernel, index_of_what_is_updated, computed_index,
+    several_updates, draws, written_by_index,
+]  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_index_out_of_range(function: Callable[..., Any], route: Route) -> None:
+    fails_alike(route, function, lambda: [torch.zeros(3), torch.arange(5.0), FAR])
+
+
+@both
+def test_overlapping_arguments(route: Route) -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        b.mul_(2)
+        return table[index]
+
+    def make() -> list[torch.Tensor]:
+        x = torch.arange(8.0)
+        return [x[:5], x[2:7], torch.randn(5), FAR, x]
+
+    fails_alike(route, lambda a, b, table, index, whole: function(a, b, table, index), make)
+
+
+@both
+def test_the_same_argument_twice(route: Route) -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return b[index]
+
+    fails_alike(route, function, lambda: [*[torch.arange(4.0)] * 2, FAR])
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return F.cross_entropy(self.second(self.norm(self.first(x)).relu()), target)
+
+
+@both
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics(training: bool, route: Route) -> None:
+    model = Classifier()
+    model.requires_grad_(training)
+    fails_alike(route, model, lambda: [torch.randn(5, 4), torch.tensor([0, 1, 2, 7, 1])])
+
+
+@both
+def test_what_autograd_must_see(route: Route) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = x + w
+        y.add_(1)
+        x.mul_(2)
+        return y[index]
+
+    leaf = torch.randn(3, requires_grad=True)
+    fails_alike(route, function, lambda: [leaf * 1, torch.ones(3, requires_grad=True), FAR])
+
+
+@both
+def test_under_autocast(route: Route) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return (x @ w)[index]
+
+    fast = route(function)
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return run(*args)
+
+        return call
+
+    fails_alike(lambda _: around(fast), around(function), lambda: [torch.zeros(3, 3), torch.ones(3, 3), FAR])
+
+
+@both
+def test_a_changed_shape(route: Route) -> None:
+    def function(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = table[index]
+        x.t_()
+        return y + x.sum()
+
+    for run in (function, route(function)):
+        x = torch.zeros(2, 3)
+        with pytest.raises(IndexError):
+            run(x, torch.ones(4), FAR)
+        assert x.shape == (2, 3)
+
+
+def _refuses() -> Any:
+    @torch.library.custom_op("litz_tests::refuses", mutates_args=())
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            raise KeyError("not today")
+        return x.clone()
+
+    refuses.register_fake(torch.empty_like)
+    return refuses
+
+
+@both
+def test_operators_that_raise(route: Route) -> None:
+    refuses = _refuses()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return refuses(y * 2) + x
+
+    fails_alike(route, function, lambda: [torch.zeros(3), torch.ones(3)])
+
+
+@both
+def test_an_operator_that_raises_over_what_was_updated(route: Route) -> None:
+    """It comes of an update: that is made, once."""
+    refuses = _refuses()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return refuses(x * 2)
+
+    fails_alike(route, function, lambda: [torch.zeros(3)])
+
+
+@both
+def test_linear_algebra(route: Route) -> None:
+    def function(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.linalg.cholesky(m).sum() + x
+
+    fails_alike(route, function, lambda: [torch.zeros(3), -torch.eye(3)], words=False)
+
+
+def test_calls_after_one_that_raised() -> None:
+    x = torch.zeros(3)
+    for route in ROUTES.values():
+        fast = route(update_then_index)
+        for index, ok in ((FAR, False), (torch.tensor([1, 2]), True), (FAR, False)):
+            x.zero_()
+            if ok:
+                assert torch.equal(fast(x, torch.arange(5.0), index), torch.tensor([1.0, 2.0]))
+            else:
+                with pytest.raises(IndexError):
+                    fast(x, torch.arange(5.0), index)
+            assert torch.equal(x, torch.ones(3))
+
+
+def test_parameters_updated_in_place() -> None:
+    model = nn.Linear(3, 3)
+
+    def step(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.1 * x.sum())
+            return table[index]
+
+    fast = ROUTES["torch.compile"](step)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(IndexError):
+        fast(torch.ones(2), torch.ones(3), FAR)
+    after = [p.detach() for p in model.parameters()]
+    torch.testing.assert_close(after, [b - 0.2 for b in before])
