@@ -6,12 +6,14 @@ runtime follows, native stretches and the operators called between them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Union
 
 from litz.codegen import batch, host, shim
-from litz.codegen.llvm import contract, loops, microkernel
+from litz.codegen.llvm import contract, loops, microkernel, tiles
 from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.tiling import tiling
 from litz.codegen.llvm.writer import Module
 from litz.context import Context
 from litz.loop.contraction import contraction
@@ -132,13 +134,17 @@ class _Kernels:
 
     def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool, name: str) -> Rendered:
         buffers = {f"b{i}": replace(self.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
+        around = (buffers, self.target, self.module, name, self.sizes)
         product = contraction(kernel)
-        if product is None:
-            write = loops.render_flat if flat else loops.render
-            rendered = write(kernel, buffers, self.target, self.module, name, self.sizes)
-        else:
-            rendered, called = contract.render(kernel, product, buffers, self.target, self.module, name, self.sizes)
+        tile = None if flat else tiling(kernel, self.target)
+        packed = math.inf if product is None else contract.cycles(product, kernel, self.target)
+        if tile is not None and tile.cycles < packed:
+            rendered = tiles.render(kernel, tile, *around)
+        elif product is not None:
+            rendered, called = contract.render(kernel, product, *around)
             self.tiles.update(dict.fromkeys(called))
+        else:
+            rendered = (loops.render_flat if flat else loops.render)(kernel, *around)
         host.write_team_body(self.module, rendered)
         return rendered
 

@@ -7,6 +7,7 @@ value is the same in every lane, vectors (several side by side, if asked) where 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from litz.codegen.llvm import math
@@ -48,7 +49,9 @@ class Frame:
     vector: Axis | None  # the axis that runs across lanes
     varies: dict[str, frozenset[Axis]]
     axes: dict[Axis, str] = field(default_factory=dict)  # value of each bound axis, copy 0, lane 0
-    copies: int = 1  # vectors side by side along the vector axis
+    copies: int = 1  # vectors side by side, each one further along the vector axis, unless `shifts` says otherwise
+    shifts: tuple[Mapping[Axis, int], ...] = ()  # where each copy stands, from where its axes are bound
+    spread: frozenset[Axis] = frozenset()  # axes along which copies stand apart, beside the vector axis
     mask: str | None = None  # lanes that are live; None is all
     values: dict[str, list[Operand]] = field(default_factory=dict)
     error: str = "%error"
@@ -59,8 +62,13 @@ class Frame:
         return self.vector is not None and self.vector in self.varies[name]
 
     def get(self, name: str, copy: int) -> Operand:
+        """Of a value that fewer copies share, each has as many neighbours."""
         found = self.values[name]
-        return found[copy] if len(found) > 1 else found[0]
+        return found[copy * len(found) // self.copies] if len(found) > 1 else found[0]
+
+    def _count(self, name: str) -> int:
+        """How many of its copies differ."""
+        return self.copies if self.wide(name) or self.spread & self.varies[name] else 1
 
     def emit(self, op: Op) -> None:
         if isinstance(op, Store):
@@ -71,7 +79,7 @@ class Frame:
                 self._store(op, copy, wide)
             return
         wide = self.wide(op.name)
-        self.values[op.name] = [self._value(op, copy, wide) for copy in range(self.copies if wide else 1)]
+        self.values[op.name] = [self._value(op, copy, wide) for copy in range(self._count(op.name))]
 
     def _value(self, op: Op, copy: int, wide: bool) -> Operand:
         lanes = self.lanes if wide else 1
@@ -123,16 +131,31 @@ class Frame:
 
     def _scalar_index(self, e: Expr, copy: int) -> str:
         w = self.writer
+        further = self._further(e, copy) if self.shifts else None
         total = "0"
         for monomial, coefficient in e.terms:
             product = str(coefficient)
             for atom in monomial:
-                product = w.mul(product, self._atom(atom, copy))
+                moved = isinstance(atom, Axis) and further is not None
+                product = w.mul(product, self.axes[atom] if moved else self._atom(atom, copy))  # type: ignore[index]
             total = w.add(total, product)
+        return total if further is None else w.add(total, str(further))
+
+    def _further(self, e: Expr, copy: int) -> int | None:
+        """How far the copy's element lies from that of the bound axes, where that is a number: two copies that mean
+        the same element then say so in the same words."""
+        total = 0
+        for axis, shift in self.shifts[copy].items():
+            step = e.coefficient(axis)
+            if step is None or not step.is_int:
+                return None
+            total += step.int * shift
         return total
 
     def _atom(self, atom: Atom, copy: int) -> str:
         if isinstance(atom, Axis):
+            if self.shifts:
+                return self.writer.add(self.axes[atom], str(self.shifts[copy].get(atom, 0)))
             base = self.axes[atom]
             if atom is self.vector or atom == self.vector:
                 return self.writer.add(base, str(copy * self.lanes))

@@ -13,6 +13,7 @@ transposed operand or a strided one are all the same code.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from litz.codegen.llvm import microkernel
 from litz.codegen.llvm.body import Frame, depends
@@ -27,6 +28,7 @@ from litz.target import Target
 
 _BLOCK_BYTES = 1 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
 _RUN = (32, 128)  # products summed in one go: rounding errors grow with the root, the time with the inverse
+_MULTIPLY, _PACK = 1.15, 0.37  # cycles, measured: of a vector of products, of a number packed
 _GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
 
 
@@ -64,6 +66,14 @@ class Shape:
     def workspace(self) -> int:
         floats = self.block * self.panel_floats + self.group * self.tile_floats + self.tile.rows * self.tile.columns
         return 4 * floats + 4096
+
+
+def cycles(found: Contraction, kernel: Kernel, target: Target) -> float:
+    """What the product takes, about: multiply-adds of whole tiles, and packing."""
+    tile = microkernel.tiles(target)[-1]
+    rows, columns, depth = (volume(axes).hint for axes in (found.rows, found.columns, kernel.reduced))
+    whole = (-(-n // step) * step for n, step in ((rows, tile.rows), (columns, tile.columns)))
+    return volume(found.batch).hint * depth * (_MULTIPLY * prod(whole) / tile.lanes + _PACK * (rows + columns))
 
 
 def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Shape:

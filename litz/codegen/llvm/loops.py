@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from litz.codegen.llvm.body import Frame, depends
-from litz.codegen.llvm.lanes import vector_axis
+from litz.codegen.llvm.lanes import vector_axis, vectors
 from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
@@ -224,29 +224,8 @@ class _Renderer:
         assert self.vector is not None
         self._hoist_uniform()
         copies = self._copies(self.vector.size)
-        for v, count, mask in self._vectors(start, stop or self.extent[self.vector], copies):
+        for v, count, mask in vectors(self.w, self.lanes, start, stop or self.extent[self.vector], copies):
             self._at_vector(v, count, mask)
-
-    def _vectors(self, start: str, stop: str, copies: int) -> Iterator[tuple[str, int, str | None]]:
-        """Loops from `start` to `stop`: several vectors at a time, then one at a time with its mask."""
-        step = copies * self.lanes
-        if start.isdigit() and stop.isdigit():
-            length = int(stop) - int(start)
-            whole = length - length % step
-            if whole:
-                with self.w.loop(start, str(int(start) + whole), step) as v:
-                    yield v, copies, None
-            if whole < length:
-                with self.w.loop(str(int(start) + whole), stop, self.lanes) as v:
-                    ragged = length % self.lanes != 0
-                    yield v, 1, self.w.lanes_below(v, stop, self.lanes) if ragged else None
-            return
-        length_text = self.w.let(f"sub i64 {stop}, {start}")
-        middle = self.w.add(start, self.w.let(f"and i64 {length_text}, {-step}"))
-        with self.w.loop(start, middle, step) as v:
-            yield v, copies, None
-        with self.w.loop(middle, stop, self.lanes) as v:
-            yield v, 1, self.w.lanes_below(v, stop, self.lanes)
 
     def _hoist_uniform(self) -> None:
         """What is the same all along the row is computed before its vectors."""
@@ -313,7 +292,7 @@ class _Renderer:
             return
         assert self.vector is not None
         with self._stretch(self.vector, copies * self.lanes, p, accumulators, copies) as (start, stop, mine):
-            for v, count, mask in self._vectors(start, stop, copies):
+            for v, count, mask in vectors(self.w, self.lanes, start, stop, copies):
                 self._pass_at(v, p, mine, count, mask)
 
     @contextmanager

@@ -55,6 +55,10 @@ def literal(value: float | int | bool, dtype: str) -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
 
 
+def is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit()
+
+
 def _rounded(value: float, form: str) -> float:
     """The nearest number of the type that `struct` calls `form`."""
     try:
@@ -110,6 +114,7 @@ class Writer:
         self.lines: list[str] = []
         self.entry: list[str] = []  # stack slots, placed in the entry block whatever loop asks for them
         self._count = 0
+        self._known: dict[str, str] | None = None  # what a stretch of shared code has computed
 
     def fresh(self, prefix: str = "x") -> str:
         self._count += 1
@@ -119,15 +124,27 @@ class Writer:
         self.lines.append("  " + text)
 
     def let(self, text: str, prefix: str = "x") -> str:
+        if self._known is not None and text in self._known:
+            return self._known[text]
         name = self.fresh(prefix)
         self.lines.append(f"  {name} = {text}")
+        if self._known is not None:
+            self._known[text] = name
         return name
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Straight code that writes nothing it reads: the same instruction on the same operands is written once."""
+        self._known = {}
+        yield
+        self._known = None
 
     def label(self, prefix: str) -> str:
         self._count += 1
         return f"{prefix}{self._count}"
 
     def place(self, label: str) -> None:
+        assert self._known is None, "shared code is straight"
         self.lines.append(f"{label}:")
 
     def slot(self, type_text: str, align: int = 64) -> str:
@@ -141,6 +158,8 @@ class Writer:
             return b
         if b == "0":
             return a
+        if is_number(a) and is_number(b):
+            return str(int(a) + int(b))
         return self.let(f"add nsw i64 {a}, {b}", "i")
 
     def mul(self, a: str, b: str) -> str:
@@ -150,6 +169,8 @@ class Writer:
             return a
         if "0" in (a, b):
             return "0"
+        if is_number(a) and is_number(b):
+            return str(int(a) * int(b))
         return self.let(f"mul nsw i64 {a}, {b}", "i")
 
     def minimum(self, a: str, b: str) -> str:
