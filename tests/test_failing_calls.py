@@ -11,12 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.autograd.both import ROUTES, Route, both
+from tests.autograd.both import ROUTES, Route, assert_compiled, both
 
 FAR = torch.tensor([1, 9])
 
 
-def fails_alike(route: Route, function: Callable[..., Any], make: Callable[[], list[Any]], words: bool = True) -> None:
+def fails_alike(
+    route: Route, function: Callable[..., Any], make: Callable[[], list[Any]], words: bool = True, compiled: bool = True
+) -> None:
     """The same error, and the same arguments, buffers and random numbers after it, at every call."""
     own = function if isinstance(function, nn.Module) else None
     theirs = copy.deepcopy(own) if own is not None else function
@@ -39,6 +41,8 @@ def fails_alike(route: Route, function: Callable[..., Any], make: Callable[[], l
         assert not words or str(got).splitlines()[0] == str(want).splitlines()[0]
         torch.testing.assert_close(mine, values, rtol=1e-5, atol=1e-6)
         assert torch.equal(own_drawn, drawn)
+    if compiled:
+        assert_compiled()
 
 
 def update_then_index(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,7 @@ def _run(tracer: _Trace) -> Joint:
             apart = len(inputs) - len(tracer.bases)
             fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks for NaNs, and there are no values
             stack.enter_context(mode)
             # Composite operators in C++ (products, interpolation) ask symbolic sizes for their values.
             if symbolic_mode(inputs) is not None or (training and _normalises_batches(tracer.function)):

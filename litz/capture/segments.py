@@ -33,8 +33,10 @@ def standing_alone(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def cut_at(graph_module: fx.GraphModule, name: str | None, backend: Backend) -> Callable[..., Any] | None:
-    """The graph in pieces around the node of that name; None where no piece would be left to compile."""
-    units = [unit for unit in _units(graph_module.graph) if any(node.name == name for node in unit)]
+    """The graph in pieces around the node of that name, and around others that are the same call on other tensors; None
+    where no piece would be left to compile."""
+    calls = {_call_of(node) for node in graph_module.graph.nodes if node.name == name}
+    units = [unit for unit in _units(graph_module.graph) if any(_call_of(node) in calls for node in unit)]
     alone = frozenset(node for unit in units for node in unit)
     if not alone or not any(_computes(node) for node in graph_module.graph.nodes if node not in alone):
         return None
@@ -62,6 +64,12 @@ def cut(graph_module: fx.GraphModule, alone: frozenset[fx.Node], backend: Backen
         else:
             pending += unit
     return as_written(fx.GraphModule(root, graph).forward)
+
+
+def _call_of(node: fx.Node) -> str:
+    """What is called, tensors left out."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: None)
+    return f"{node.op} {node.target} {args} {kwargs}"
 
 
 def _units(graph: fx.Graph) -> Iterator[list[fx.Node]]:

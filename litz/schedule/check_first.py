@@ -10,7 +10,7 @@ is computed from the result of an effect stays behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -60,7 +60,8 @@ def check_first(program: Program) -> Program:
             buffers[scratch.name] = scratch
             steps.append(replace(made, body=(*made.body, *_marks(scratch.name, made.axes, sizes))))
         steps.append(step)
-    return replace(program, buffers=buffers, steps=tuple(_moved_ahead(steps, program, checked)))
+    program = replace(program, buffers=buffers, steps=tuple(steps))
+    return replace(program, steps=tuple(_moved_ahead(program, checked)))
 
 
 def has_effect(program: Program, step: Step) -> bool:
@@ -113,8 +114,9 @@ def _product(sizes: Iterable[Expr]) -> Expr:
     return total
 
 
-def _moved_ahead(steps: list[Step], program: Program, checked: set[str]) -> list[Step]:
+def _moved_ahead(program: Program, checked: set[str]) -> list[Step]:
     """What may fail, and what it takes, before all else; but for what comes of an effect."""
+    steps = program.steps
     before = _dependences(steps)
     behind: set[int] = set()  # effects, and what must come after them
     for at, step in enumerate(steps):
@@ -134,7 +136,7 @@ def _may_fail(step: Step) -> bool:
     return step.target.partition("::")[2].partition(".")[0] not in _CANNOT_FAIL
 
 
-def _dependences(steps: list[Step]) -> list[set[int]]:
+def _dependences(steps: Sequence[Step]) -> list[set[int]]:
     """For each step, those that it must come after, at least the latest of each kind."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
