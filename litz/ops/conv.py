@@ -47,8 +47,10 @@ def convolution(
     out_shape = [expr(int(s)) for s in fake.shape]
     window = window_of(weight, stride, padding, dilation)
     rows = numel([out_shape[0], *out_shape[2:]])
+    if groups == 1 and window.is_point and matmul.is_small(b, x.dtype, rows, weight.sizes[0], weight.sizes[1]):
+        return _dense(b, node, x, weight, bias, window)
     if groups == 1 and matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
-        if _gathers_whole_vectors(b, x, weight, window):
+        if _gathers_whole_vectors(b, x, fake, weight, window):
             return _dense(b, node, x, weight, bias, window)
         if _gathers_lines(b, x, weight, window):
             return _of_lines(b, node, x, weight, bias, window)
@@ -67,11 +69,12 @@ def is_depthwise(x: View, weight: View, groups: int) -> bool:
     return groups > 1 and groups == x.sizes[1].int == weight.sizes[0].int and weight.sizes[1] is ONE
 
 
-def _gathers_whole_vectors(b: Builder, x: View, weight: View, window: Window) -> bool:
+def _gathers_whole_vectors(b: Builder, x: View, out: torch.Tensor, weight: View, window: Window) -> bool:
     """Whether a vector of the reduced axes lies contiguous in the input: whole channels, or whole kernel rows."""
     lanes = b.ctx.target.vector_bytes // 4
     if x.strides[1] is ONE:
-        return weight.sizes[1].int % lanes == 0
+        # Into a result that lies otherwise, positions would be packed and not channels, an element at a time.
+        return weight.sizes[1].int % lanes == 0 and (window.is_point or out.stride(1) == 1)
     return (
         x.strides[-1] is ONE
         and weight.sizes[-1].int % lanes == 0

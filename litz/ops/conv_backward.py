@@ -18,7 +18,7 @@ from litz.ops.builder import Body, Builder, Space, numel
 from litz.ops.conv import is_depthwise, window_of
 from litz.ops.norm import over
 from litz.ops.registry import lowers
-from litz.ops.window import Window
+from litz.ops.window import Window, inside
 
 aten = torch.ops.aten
 
@@ -38,7 +38,8 @@ def convolution_backward(
         window = window_of(weight, stride, padding, dilation)
         if groups == 1 and window.is_point:
             rows = numel([x.sizes[0], *x.sizes[2:]])
-            if rows.int <= _MOST_ROWS and matmul.pays(b, "f32", rows, weight.sizes[1], weight.sizes[0]):
+            small = matmul.is_small(b, "f32", rows, weight.sizes[1], weight.sizes[0])
+            if small or (rows.int <= _MOST_ROWS and matmul.pays(b, "f32", rows, weight.sizes[1], weight.sizes[0])):
                 found = _of_products(b, fakes, tangent, x, weight, wanted)
         elif is_depthwise(x, weight, groups) and _fits(b, weight, window):
             found = _of_windows(b, fakes, tangent, x, weight, window, wanted)
@@ -81,7 +82,7 @@ def _of_products(
 
 def _fits(b: Builder, weight: View, window: Window) -> bool:
     whole = weight.sizes[0].int % b.ctx.target.lanes(4) == 0
-    plain = all(s == 1 for s in window.stride)
+    plain = all(s == 1 or d == 1 for s, d in zip(window.stride, window.dilation, strict=True))
     return whole and plain and all(p <= r for p, r in zip(window.padding, window.reach, strict=True))
 
 
@@ -89,26 +90,57 @@ def _of_windows(
     b: Builder, fakes: Any, tangent: View, x: View, weight: View, window: Window, wanted: Sequence[bool]
 ) -> tuple[View | None, View | None]:
     of_x = of_weight = None
-    if wanted[0]:
-        # Each input was seen through the window's taps in the opposite order.
-        taps = b.scratch((*window.sizes, weight.sizes[0]), "f32")
-        space, body = Space(), Body()
-        *k, c = space.over(taps.sizes)
-        opposite = [-i + (size - 1) for size, i in zip(window.sizes, k, strict=True)]
-        body.store(taps, (*k, c), body.load(weight, (c, ZERO, *opposite)))
-        b.emit(space, body)
-        reach = tuple(r - p for r, p in zip(window.reach, window.padding, strict=True))
-        back = Window(window.sizes, window.stride, reach, window.dilation)
-        of_x = b.allocate(fakes[0])
-        space, body = Space(), Body()
-        n, c, *place = space.over(of_x.sizes, of_x.strides)
-        k = back.walk(space, place, tangent.sizes[2:])
-        seen = back.load(body, tangent, (n, c), place, k)
-        body.store(of_x, (n, c, *place), over(space, body, "sum", seen * body.load(taps, (*k, c))))
-        b.emit(space, body)
+    if wanted[0] and all(stride == 1 for stride in window.stride):
+        of_x = _of_image(b, fakes[0], tangent, weight, window)
+    elif wanted[0]:
+        of_x = _of_strided_image(b, fakes[0], tangent, weight, window)
     if wanted[1]:
         of_weight = _of_taps(b, fakes[1], tangent, x, weight, window)
     return of_x, of_weight
+
+
+def _of_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: Window) -> View:
+    # Each input was seen through the window's taps in the opposite order.
+    taps = b.scratch((*window.sizes, weight.sizes[0]), "f32")
+    space, body = Space(), Body()
+    *k, c = space.over(taps.sizes)
+    opposite = [-i + (size - 1) for size, i in zip(window.sizes, k, strict=True)]
+    body.store(taps, (*k, c), body.load(weight, (c, ZERO, *opposite)))
+    b.emit(space, body)
+    reach = tuple(r - p for r, p in zip(window.reach, window.padding, strict=True))
+    back = Window(window.sizes, window.stride, reach, window.dilation)
+    out = b.allocate(fake)
+    space, body = Space(), Body()
+    n, c, *place = space.over(out.sizes, out.strides)
+    k = back.walk(space, place, tangent.sizes[2:])
+    seen = back.load(body, tangent, (n, c), place, k)
+    body.store(out, (n, c, *place), over(space, body, "sum", seen * body.load(taps, (*k, c))))
+    b.emit(space, body)
+    return out
+
+
+def _of_strided_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: Window) -> View:
+    # Element i was seen by every stride-th tap alone, counted from the one that the last window over it has there.
+    rounds = [-(-size // stride) for size, stride in zip(window.sizes, window.stride, strict=True)]
+    padded = [count * stride for count, stride in zip(rounds, window.stride, strict=True)]
+    taps = b.scratch((*padded, weight.sizes[0]), "f32")
+    space, body = Space(), Body()
+    *k, c = space.over(taps.sizes)
+    exists = inside(body, k, [expr(size) for size in window.sizes])
+    body.store(taps, (*k, c), body.load(weight, (c, ZERO, *k), exists))
+    b.emit(space, body)
+    out = b.allocate(fake)
+    space, body = Space(), Body()
+    n, c, *place = space.over(out.sizes, out.strides)
+    seen, used = [], []
+    for i, stride, padding, count in zip(place, window.stride, window.padding, rounds, strict=True):
+        back = space.reduce_over(count)
+        seen.append((i + padding) // stride - back)
+        used.append((i + padding) % stride + back * stride)
+    image = body.load(tangent, (n, c, *seen), inside(body, seen, tangent.sizes[2:]))
+    body.store(out, (n, c, *place), over(space, body, "sum", image * body.load(taps, (*used, c))))
+    b.emit(space, body)
+    return out
 
 
 def _of_taps(b: Builder, fake: torch.Tensor, tangent: View, x: View, weight: View, window: Window) -> View:

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 _LEAST_WORK = 1 << 20
 _LEAST_ROWS = 12
 _LEAST_COLUMNS = 16
+_FEW_ROWS = 12  # a tile of them reads the columns once
 
 
 def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
@@ -35,6 +36,13 @@ def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool
     if choice == "generate":
         return True
     return m >= _LEAST_ROWS and n >= _LEAST_COLUMNS and m * n * k >= _LEAST_WORK
+
+
+def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
+    """Whether the product is one of few rows by columns that the second cache holds: fed straight from memory."""
+    if b.ctx.options.matmul == "library" or dtype != "f32" or not (rows.is_int and columns.is_int and depth.is_int):
+        return False
+    return 0 < rows.int <= _FEW_ROWS and 0 < 4 * columns.int * depth.int <= b.ctx.target.l2_bytes
 
 
 def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None) -> View:

@@ -65,3 +65,16 @@ def test_sums_that_share_nothing_are_no_tiles() -> None:
     made, _ = lowered(lambda x, y: (x * y).sum(-1), (torch.randn(64, 500), torch.randn(64, 500)))
     kernels = [s for s in made.program.steps if isinstance(s, Kernel) and s.reduced]
     assert all(tiling(k, detect(threads=2)) is None for k in kernels)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_convolutions_of_pooled_features_are_generated(last: bool) -> None:
+    """As squeeze-and-excite networks have them: a library's call costs more than all their work."""
+    x = torch.randn(2, 96, 9, 9)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    narrow, wide, b = torch.randn(4, 96, 1, 1), torch.randn(96, 4, 1, 1), torch.randn(96)
+
+    def excite(x: torch.Tensor, narrow: torch.Tensor, wide: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x * F.conv2d(F.silu(F.conv2d(x.mean((2, 3), keepdim=True), narrow)), wide, b).sigmoid()
+
+    assert not agrees(excite, x, narrow, wide, b).calls

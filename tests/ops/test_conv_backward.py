@@ -8,22 +8,27 @@ import torch
 import litz
 
 aten = torch.ops.aten
-# batch, channels in, image, channels out, window, padding, dilation, groups, what is called
+# batch, channels in, image, channels out, window, padding, dilation, groups, what is called, stride
 CASES = {
-    "one by one": (4, 64, (7, 7), 48, (1, 1), 0, 1, 1, ()),
-    "one by one, a line": (3, 64, (50,), 32, (1,), 0, 1, 1, ()),
-    "depthwise": (2, 32, (9, 11), 32, (7, 7), 3, 1, 32, ()),
-    "depthwise, dilated": (2, 48, (12, 9), 48, (3, 5), 1, 2, 48, ()),
-    "depthwise, no padding": (2, 16, (8, 8), 16, (3, 3), 0, 1, 16, ()),
-    "dense": (2, 32, (8, 8), 32, (3, 3), 1, 1, 1, ("aten::convolution_backward",)),
-    "too much padding": (2, 16, (8, 8), 16, (3, 3), 4, 1, 16, ("aten::convolution_backward",)),
+    "one by one": (4, 64, (7, 7), 48, (1, 1), 0, 1, 1, (), 1),
+    "one by one, a line": (3, 64, (50,), 32, (1,), 0, 1, 1, (), 1),
+    "depthwise": (2, 32, (9, 11), 32, (7, 7), 3, 1, 32, (), 1),
+    "depthwise, dilated": (2, 48, (12, 9), 48, (3, 5), 1, 2, 48, (), 1),
+    "depthwise, no padding": (2, 16, (8, 8), 16, (3, 3), 0, 1, 16, (), 1),
+    "one by one, few rows": (2, 48, (1, 1), 20, (1, 1), 0, 1, 1, (), 1),
+    "depthwise, strided": (2, 32, (9, 11), 32, (5, 5), 2, 1, 32, (), 2),
+    "depthwise, strided, no padding": (2, 16, (11, 8), 16, (3, 3), 0, 1, 16, (), 2),
+    "depthwise, far apart": (1, 16, (17, 10), 16, (3, 2), 1, 1, 16, (), 3),
+    "depthwise, strided and dilated": (2, 16, (9, 9), 16, (3, 3), 1, 2, 16, ("aten::convolution_backward",), 2),
+    "dense": (2, 32, (8, 8), 32, (3, 3), 1, 1, 1, ("aten::convolution_backward",), 1),
+    "too much padding": (2, 16, (8, 8), 16, (3, 3), 4, 1, 16, ("aten::convolution_backward",), 1),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False), (True, False, False)])
 def test_gradients_of_a_convolution(name: str, wanted: tuple[bool, bool, bool]) -> None:
-    n, c, image, o, k, padding, dilation, groups, called = CASES[name]
+    n, c, image, o, k, padding, dilation, groups, called, stride = CASES[name]
     torch.manual_seed(0)
     spatial = len(image)
 
@@ -31,7 +36,7 @@ def test_gradients_of_a_convolution(name: str, wanted: tuple[bool, bool, bool]) 
         return t.movedim(1, -1).contiguous().movedim(-1, 1)
 
     x, weight = last(torch.randn(n, c, *image)), torch.randn(o, c // groups, *k)
-    settings = ([1] * spatial, [padding] * spatial, [dilation] * spatial, False, [0] * spatial, groups)
+    settings = ([stride] * spatial, [padding] * spatial, [dilation] * spatial, False, [0] * spatial, groups)
     tangent = last(torch.randn_like(aten.convolution(x, weight, None, *settings)))
 
     def gradients(tangent: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
