@@ -153,3 +153,36 @@ def test_a_float_of_the_forward_is_one_of_the_backward() -> None:
             found.append(torch.autograd.grad(run(x, t).pow(2).sum(), [x, weight]))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 2
+
+
+def chosen(x: torch.Tensor) -> Any:
+    y = x[(x > 0).nonzero().squeeze(1)]
+    return (y * 2 + 1).sum(), y.sin(), torch.softmax(y, 0), y.view(-1, 1).expand(-1, 3).contiguous()
+
+
+def made(x: torch.Tensor, n: int) -> Any:
+    return torch.zeros(n) + 1, torch.zeros(n, 3).sum(0), torch.ones(n, 4) @ x.mT, torch.cat([torch.zeros(n), x[0]])
+
+
+def taken(x: torch.Tensor, n: int) -> Any:
+    return x[:n] * 2, x[:n].sum(0), x[n:].mean(1), torch.cat([x[:n], x])
+
+
+EMPTY: Cases = {
+    "from data": (chosen, [(torch.cat([torch.rand(k), -torch.rand(6 - k)]),) for k in (3, 0, 1, 5, 0, 6, 2)]),
+    "made": (made, beside((3, 4, 0, 1, 6), (5, 4))),
+    "taken": (taken, beside((3, 4, 0, 1, 5), (5, 4))),
+    "given": (lambda x: (x.sin(), x.sum(0), x.mT.contiguous()), [(torch.randn(n, 4),) for n in (3, 5, 0, 1, 7)]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", EMPTY)
+def test_sizes_that_turn_out_to_be_nothing(name: str, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    function, calls = EMPTY[name]
+    compiled = torch.compile(function, backend="litz", dynamic=dynamic)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for args in calls:
+            torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-5, atol=1e-5, equal_nan=True)
