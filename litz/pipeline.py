@@ -17,8 +17,8 @@ from litz.capture.run_graph import as_written
 from litz.capture.wrappers import wrap
 from litz.codegen.render import render
 from litz.context import Context
-from litz.errors import CaptureError, OptionError
-from litz.graph.channels_last import channels_last_convolution
+from litz.errors import OptionError
+from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import split_by_minimum_cut
 from litz.graph.rewrite_joint import rewrite_joint
@@ -38,10 +38,10 @@ from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "split", "rewrite_post_grad",
+    "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build",
 )  # fmt: skip
-Strides = Sequence[tuple[int, ...] | None] | None
+Strides = Sequence[tuple[Any, ...] | None] | None
 
 
 def compile_function(
@@ -51,6 +51,7 @@ def compile_function(
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    joint = run("lay_out", ctx, lay_out, joint, ctx)
     eager = as_written(function)
     if not joint.signature.differentiable:
         executable = compile_graph(joint.graph, ctx)
@@ -103,14 +104,7 @@ def compile_graph(
 def trace(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool
 ) -> Joint:
-    """The trace with convolutions channels last, if eager's output strides are known and nothing objects."""
     own = decompositions() | dict(ctx.options.decompositions or {})
-    if output_strides is not None:
-        try:
-            return trace_joint(function, inputs, output_strides, channels_last_convolution(ctx.target) | own, training)
-        except CaptureError as error:
-            # A view that only the other layout allows, for one: the plain trace decides.
-            ctx.note(f"convolutions keep their layout: {error}")
     return trace_joint(function, inputs, output_strides, own, training)
 
 

@@ -122,10 +122,11 @@ def _compile_for_all_sizes(
     graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options, occasion: Occasion
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
+    strides = _eager_strides(graph_module)
     while True:
         ctx, open_sizes = _context(options, occasion), _open_sizes(fakes)
         try:
-            compiled = compile_function(graph_module.forward, fakes, None, ctx, occasion.training)
+            compiled = compile_function(graph_module.forward, fakes, strides, ctx, occasion.training)
         except Exception as error:
             if _open_sizes(fakes) == open_sizes:
                 if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
@@ -173,14 +174,14 @@ def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torc
     return fx.GraphModule(graph_module, graph), [held[name] for name in lifted]
 
 
-def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None] | None:
+def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[Any, ...] | None]:
     """The strides Dynamo saw each output have, which are eager's."""
     (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
-    found: list[tuple[int, ...] | None] = []
+    found: list[tuple[Any, ...] | None] = []
     values = output.args[0]
     for value in values if isinstance(values, (tuple, list)) else (values,):
         example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
-        found.append(tuple(int(s) for s in example.stride()) if isinstance(example, torch.Tensor) else None)
+        found.append(tuple(example.stride()) if isinstance(example, torch.Tensor) else None)
     return found
 
 

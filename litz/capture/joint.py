@@ -31,7 +31,7 @@ from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
-from litz.graph.sizes import is_dense, sizes
+from litz.graph.sizes import is_dense, likely, sizes
 from litz.ops.sizes import number_sources, size_sources
 
 aten = torch.ops.aten
@@ -47,16 +47,17 @@ def _tangent_operator() -> Any:
 
 
 def _like(result: torch.Tensor) -> torch.Tensor:
-    if any(stride == 0 and size != 1 for size, stride in zip(sizes(result.shape), sizes(result.stride()), strict=True)):
-        # Elements of an expanded result share memory; their tangents do not.
-        return torch.empty(result.shape, dtype=result.dtype, device=result.device)
-    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+    order = sorted(range(result.dim()), key=lambda d: (-likely(result.stride(d)), d))
+    if is_dense(result, order):
+        return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+    # Elements of a result may share memory (expanded, unfolded) or lie apart; those of its tangent do neither.
+    return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 
 def trace_joint(
     function: Callable[..., Any],
     inputs: Sequence[Any],
-    output_strides: Sequence[tuple[int, ...] | None] | None,
+    output_strides: Sequence[tuple[Any, ...] | None] | None,
     decompositions: Mapping[Any, Callable[..., Any]],
     training: bool,
 ) -> Joint:
@@ -203,7 +204,7 @@ class _Trace:
 
     def __init__(
         self, function: Callable[..., Any], arguments: Sequence[Any], places: Sequence[int], bases: tuple[Base, ...],
-        forms: Forms, strides: Sequence[tuple[int, ...] | None] | None, training: bool, recorder: Recorder,
+        forms: Forms, strides: Sequence[tuple[Any, ...] | None] | None, training: bool, recorder: Recorder,
     ):  # fmt: skip
         self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
         self.places, self.bases, self.forms = tuple(places), bases, forms
@@ -328,14 +329,14 @@ class _Trace:
     def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
         strides = None if self.strides is None else self.strides[position]
         # The value's own strides: those of its wrapper are from before it was written to.
-        if strides is None or _unwrap(out).stride() == strides:
+        if strides is None or sizes(_unwrap(out).stride()) == sizes(strides):
             return out
-        shape = out.shape
-        for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-            if stride == 0 and size > 1:  # one element, seen many times
+        given = out
+        for dim, (size, stride) in enumerate(zip(sizes(given.shape), sizes(strides), strict=True)):
+            if stride == 0 and size != 1:  # one element, seen many times
                 out = out.narrow(dim, 0, 1)
         copy = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
-        return copy if out.shape == shape else copy.expand(shape)
+        return copy if out is given else copy.expand(given.shape)
 
     def _gradients(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         differentiable = [(i, r) for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad]
@@ -354,14 +355,7 @@ class _Trace:
         if any(form_of(g) for _, g in existing):
             raise CaptureError("the gradient of a plain tensor is a subclass", stage="trace")
         self.gradient_of = tuple(i for i, _ in existing)
-        return [self._like_input(g, self.leaves[i]) for i, g in existing]
-
-    @staticmethod
-    def _like_input(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-        # As eager accumulates it: a gradient has the strides of its tensor.
-        if sizes(gradient.stride()) == sizes(leaf.stride()) or not is_dense(leaf):
-            return gradient
-        return gradient.contiguous()
+        return [g for _, g in existing]
 
     def finish(self, module: fx.GraphModule) -> Joint:
         _tangents_to_inputs(module)

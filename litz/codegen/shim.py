@@ -1,7 +1,7 @@
 """Calls of library operators from native code, through PyTorch's stable C shim.
 
 In: a `Call` whose operator the shim exports. Out: LLVM that makes tensor handles for its windows, calls,
-checks that what came back is laid out as traced, and puts the result's address in its slot.
+copies what came back if it is not laid out as traced, and puts the result's address in its slot.
 
 The shim's parameters follow from the operator's schema by fixed rules, so a row here is a name only.
 """
@@ -31,7 +31,7 @@ SHIMS: dict[str, str] = {
 }
 
 # What host functions leave in the error cell.
-INDEX_OUT_OF_RANGE, OPERATOR_FAILED, LAYOUT_DIFFERS = 1, 2, 3
+INDEX_OUT_OF_RANGE, OPERATOR_FAILED = 1, 2
 IN_TIME = 256  # added where the call ended before the first step with an effect
 
 _SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
@@ -220,23 +220,41 @@ class _CallWriter:
             release(self.w, self.module, handle)
 
     def take(self, result: View, handle: str) -> None:
-        """Check the result's strides, and put its address and its handle in their slots."""
-        w, module = self.w, self.module
+        """Put the address and the handle in their slots: of a copy, if the result lies otherwise than it was traced."""
+        w = self.w
         cell = w.slot("ptr", 8)
-        for getter in ("strides", "data_ptr"):
-            module.declare(f"declare i32 @aoti_torch_get_{getter}(ptr, ptr)")
-            w.emit(f"call i32 @aoti_torch_get_{getter}(ptr {handle}, ptr {cell})")
-            found = w.let(f"load ptr, ptr {cell}")
-            if getter == "data_ptr":
-                self._store_slot(result.buffer, found)
-                continue
-            for dim, (size, step) in enumerate(zip(result.sizes, result.strides, strict=True)):
-                if size is ONE:
-                    continue
-                stride = self.frame.size(step)
-                actual = w.let(f"load i64, ptr {w.let(f'getelementptr i64, ptr {found}, i64 {dim}', 'p')}")
-                self.stop_if(w.let(f"icmp ne i64 {actual}, {stride}"), LAYOUT_DIFFERS)
-        self._store_slot(handle_slot(result.buffer), handle)
+        w.emit(f"store ptr {handle}, ptr {cell}")
+        strides = self._get("strides", handle)
+        differs = "false"
+        for dim, (size, step) in enumerate(zip(result.sizes, result.strides, strict=True)):
+            if size is not ONE:
+                actual = w.let(f"load i64, ptr {w.address('i64', strides, dim)}")
+                other = w.let(f"icmp ne i64 {actual}, {self.frame.size(step)}")
+                differs = w.let(f"or i1 {differs}, {other}")
+        with w.when(differs):
+            self._copy(result, handle, cell)
+        kept = w.let(f"load ptr, ptr {cell}")
+        self._store_slot(result.buffer, self._get("data_ptr", kept))
+        self._store_slot(handle_slot(result.buffer), kept)
+
+    def _get(self, what: str, handle: str) -> str:
+        cell = self.w.slot("ptr", 8)
+        self.module.declare(f"declare i32 @aoti_torch_get_{what}(ptr, ptr)")
+        self.w.emit(f"call i32 @aoti_torch_get_{what}(ptr {handle}, ptr {cell})")
+        return self.w.let(f"load ptr, ptr {cell}")
+
+    def _copy(self, result: View, handle: str, cell: str) -> None:
+        """A copy with the traced strides takes the place of the handle, and of what the cell holds."""
+        w, module = self.w, self.module
+        sizes, strides = self.array(result.sizes), self.array(result.strides)
+        module.declare("declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)")
+        module.declare("declare i32 @aoti_torch_copy_(ptr, ptr, i32)")
+        form = f"i64 {len(result.sizes)}, ptr {sizes}, ptr {strides}, i32 {_SCALAR_TYPE[result.dtype]}"
+        made = w.let(f"call i32 @aoti_torch_empty_strided({form}, i32 0, i32 0, ptr {cell})")
+        self.stop_if(w.let(f"icmp ne i32 {made}, 0"), OPERATOR_FAILED)
+        copied = w.let(f"call i32 @aoti_torch_copy_(ptr {w.let(f'load ptr, ptr {cell}')}, ptr {handle}, i32 0)")
+        self.stop_if(w.let(f"icmp ne i32 {copied}, 0"), OPERATOR_FAILED)
+        release(w, module, handle)
 
     def _store_slot(self, name: str, value: str) -> None:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[name]}", "p")

@@ -4,13 +4,13 @@ In: a graph module whose nodes carry fake tensors. Out: the same, edited in plac
 
 A replacement may lay its result out otherwise than the node it stands for (a fused attention writes heads
 innermost). Everything after it is then recomputed: views that the new layout does not allow become copies,
-and what the user receives, or what reads raw strides, gets the old layout back.
+and what the user receives, or an operator that sees layouts (`ops/layout.py`), gets the old layout back.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from litz.graph.alias import is_pure, may_stand_for
-from litz.graph.mutation import is_dead
-from litz.graph.sizes import likely, size_of, sizes, sizes_as_arguments
+from litz.graph.alias import is_pure, is_view, may_stand_for
+from litz.graph.mutation import draws, is_dead
+from litz.graph.sizes import is_dense, likely, size_of, sizes, sizes_as_arguments
+from litz.ops.layout import why_it_sees_layouts
 
 aten = torch.ops.aten
 
-_RAW = {aten.as_strided.default, aten.view_as_real.default, aten.view_as_complex.default, aten.view.dtype}
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
 # What a node is by itself; all else in `meta` says where it came from, and passes to its replacement.
 _OWN = ("val", "tensor_meta", "example_value")
@@ -108,14 +108,15 @@ class Editor:
             raise Refused("the result would share memory that the user can see")
         before, after = old.meta.get("val"), new.meta.get("val")
         users = list(old.users)  # those that `new` had already see no change
-        self._keep_layout(old, new, before)
+        earlier = {new: before}
+        self._keep_layout(old, new, earlier)
         old.replace_all_uses_with(new)
         if new.op in ("call_function", "get_attr"):
             for key, value in old.meta.items():
                 if key not in _OWN:
                     new.meta.setdefault(key, value)
-        if isinstance(before, torch.Tensor) and not _same_place(before, after):
-            self._relayout(users)
+        if isinstance(before, torch.Tensor) and not same_place(before, after):
+            self._relayout(users, earlier)
         self.erase(old)
 
     def check(self, old: fx.Node, new: Any) -> None:
@@ -125,17 +126,19 @@ class Editor:
         if expected != found:
             raise Refused(f"the replacement of {old.name} is {found} where {expected} is needed")
 
-    def _relayout(self, users: Iterable[fx.Node]) -> None:
+    def _relayout(self, users: Iterable[fx.Node], earlier: dict[fx.Node, Any]) -> None:
         """Recompute the users of what has a new layout, and all that follows, until nothing differs.
 
         By use, not by place: the users of a match of several outputs may still stand before its replacement.
+        `earlier`: the values that nodes with a new layout had before; it grows.
         """
         affected = deque(users)
         while affected:
             node = affected.popleft()
             old = node.meta.get("val")
             if node.op == "call_function" and not self._recompute(node):
-                self._keep_layout(node, node, old)
+                earlier.setdefault(node, old)
+                self._keep_layout(node, node, earlier)
                 affected.extend(node.users)
 
     def _recompute(self, node: fx.Node) -> bool:
@@ -151,21 +154,49 @@ class Editor:
             )
             node.args = (copy, *node.args[1:])
             node.meta["val"] = self.value(node.target, node.args, node.kwargs)
-        return _same_place(old, node.meta["val"])
+        return same_place(old, node.meta["val"])
 
-    def _keep_layout(self, seen: fx.Node, node: fx.Node, before: Any) -> None:
-        """Users of `seen` that see raw strides, and the user of the program, get `node` in a copy with the layout
-        `seen` had before."""
-        if not isinstance(before, torch.Tensor) or same_layout(before, node.meta.get("val")):
+    def _keep_layout(self, seen: fx.Node, node: fx.Node, earlier: Mapping[fx.Node, Any]) -> None:
+        """Users of `seen` that see layouts, and the user of the program, get `node` in a copy that lies as it did."""
+        before = earlier[node]
+        if not isinstance(before, torch.Tensor) or _same_strides(before, node.meta.get("val")):
             return
-        strict = [u for u in seen.users if u.op == "output" or u.target in _RAW]
+        strict = [u for u in seen.users if u.op == "output" or _sees_layouts(u)]
         if strict:
-            copy = self.laid_out(node, before, min(strict))
+            copy = self.restored(node, earlier, min(strict), {})
             for user in strict:
                 user.replace_input_with(seen, copy)
 
+    def restored(
+        self, node: fx.Node, earlier: Mapping[fx.Node, Any], before: fx.Node, known: dict[fx.Node, fx.Node]
+    ) -> fx.Node:
+        """The node where it lay earlier: a view is one of its base's copy again, with all the memory around it."""
+        if node not in earlier:
+            return node
+        if node not in known:
+            source = node.args[0] if is_view(node) else None
+            if isinstance(source, fx.Node) and source in earlier:
+                base = self.restored(source, earlier, before, known)
+                known[node] = self.call(node.target, (base, *node.args[1:]), dict(node.kwargs), before, node)
+            else:
+                known[node] = self.laid_out(node, earlier[node], before)
+        return known[node]
+
     def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
-        """A copy of the node with the strides of `like`, gaps included."""
+        """The node with the strides of `like`, gaps included: a copy, unless only dimensions of one element differ."""
+        found = node if same_layout(node.meta["val"], like) else self._copy(node, like, before)
+        if _same_strides(found.meta["val"], like):
+            return found
+        # Nobody uses the stride of a dimension of one element, but anyone may ask for it.
+        place = (list(like.shape), list(like.stride()), found.meta["val"].storage_offset())
+        return self.call(aten.as_strided.default, (found, *place), {}, before, node)
+
+    def _copy(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
+        for layout in memory_formats(like):
+            copy = self.call(aten.clone.default, (node,), {"memory_format": layout}, before, node)
+            if same_layout(copy.meta["val"], like):
+                return copy
+            self.erase(copy)
         order = sorted(range(like.dim()), key=lambda d: (-likely(like.stride(d)), d))
         permuted = self.call(aten.permute.default, (node, order), {}, before, node)
         copy = self.call(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}, before, node)
@@ -173,12 +204,15 @@ class Editor:
         if same_layout(result.meta["val"], like):
             return result
         self.erase(result)
+        return self._copy_with_gaps(node, like, before)
+
+    def _copy_with_gaps(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
         one = node
-        for dim, stride in enumerate(like.stride()):
-            if size_of(stride) == 0 and size_of(like.shape[dim]) != 1:  # one element, seen many times
+        for dim, stride in enumerate(sizes(like.stride())):
+            if stride == 0 and size_of(like.shape[dim]) != 1:  # one element, seen many times
                 one = self.call(aten.slice.Tensor, (one, dim, 0, 1), {}, before, node)
-        sizes, strides = list(one.meta["val"].shape), list(like.stride())
-        room = self.call(aten.empty_strided.default, (sizes, strides), {"dtype": like.dtype}, before, node)
+        shape, strides = list(one.meta["val"].shape), list(like.stride())
+        room = self.call(aten.empty_strided.default, (shape, strides), {"dtype": like.dtype}, before, node)
         copy = self.call(aten.copy.default, (room, one), {}, before, node)
         result = self.call(aten.expand.default, (copy, list(like.shape)), {}, before, node)
         if not same_layout(result.meta["val"], like):
@@ -204,6 +238,13 @@ class Editor:
             if not node._erased and not node.users:
                 self.graph.erase_node(node)
         self.created.clear()
+
+
+def _sees_layouts(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return why_it_sees_layouts(node.target) is not None
+    # Before autograd the functions are torch's own, and most are taken apart later.
+    return draws(node) or any(word in str(node.target) for word in ("strided", "resize", "view_as"))
 
 
 def mode_of(graph: fx.Graph) -> FakeTensorMode:
@@ -232,7 +273,27 @@ def same_layout(a: Any, b: Any) -> bool:
     )
 
 
-def _same_place(a: Any, b: Any) -> bool:
+def _same_strides(a: Any, b: Any) -> bool:
+    """The same layout, in every stride that can be asked for."""
+    return same_layout(a, b) and all(
+        not isinstance(x, torch.Tensor) or sizes(x.stride()) == sizes(y.stride())
+        for x, y in zip(_tensors(a), _tensors(b), strict=True)
+    )
+
+
+def memory_formats(like: torch.Tensor) -> list[torch.memory_format]:
+    """The named layout that the tensor has, if it has one."""
+    if is_dense(like):
+        return [torch.contiguous_format]
+    return [torch.channels_last] if is_channels_last(like) else []
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether channels are the innermost dimension of an image, as far as the form of its sizes tells."""
+    return tensor.dim() == 4 and is_dense(tensor, (0, 2, 3, 1))
+
+
+def same_place(a: Any, b: Any) -> bool:
     """The same layout, at the same distance from where the storage begins: views count from there."""
     return same_layout(a, b) and all(
         not isinstance(x, torch.Tensor) or size_of(x.storage_offset()) == size_of(y.storage_offset())

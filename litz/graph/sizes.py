@@ -85,11 +85,12 @@ def sizes_as_arguments() -> Iterator[None]:
         yield
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it is contiguous, as far as the form of its sizes tells."""
+def is_dense(tensor: torch.Tensor, order: Iterable[int] | None = None) -> bool:
+    """Whether it is contiguous with its dimensions in that order, as far as the form of its sizes tells."""
+    shape, strides = sizes(tensor.shape), sizes(tensor.stride())
     expected: Any = 1
-    for size, stride in zip(reversed(sizes(tensor.shape)), reversed(sizes(tensor.stride())), strict=True):
-        if size != 1 and stride != expected:
+    for dim in reversed(range(tensor.dim()) if order is None else list(order)):
+        if shape[dim] != 1 and strides[dim] != expected:
             return False
-        expected = expected * size
+        expected = expected * shape[dim]
     return True

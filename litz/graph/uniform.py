@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from litz.graph.alias import is_pure
+from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
 
@@ -155,6 +156,8 @@ class Constants:
                 return None
             if source.numel() == 1:
                 return source.reshape([1] * fake.dim())
+            if depends_on_memory(target) is not None:
+                return None  # a compact tensor is laid out otherwise than the one it stands for
             if target is aten.expand.default:
                 return source.reshape([1] * (fake.dim() - source.dim()) + list(source.shape))
             if target in _ON_COMPACT:
@@ -219,7 +222,9 @@ def _worth_entering(node: fx.Node) -> bool:
 
 @lru_cache(maxsize=None)
 def _is_exact(target: Any) -> bool:
-    return is_pure(target) and torch.Tag.nondeterministic_bitwise not in target.tags
+    if not is_pure(target) or torch.Tag.nondeterministic_bitwise in target.tags:
+        return False
+    return target in _SELECTING or depends_on_memory(target) is None
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -59,7 +59,7 @@ def _runs_on_cpu(operator: torch._ops.OpOverload) -> bool:
 
 def treatment(operator: torch._ops.OpOverload) -> str:
     """One of `TREATMENTS`."""
-    if lower._is_view(operator):
+    if lower.is_view(operator):
         return "view"
     if operator in LOWERINGS:
         return "library" if LOWERINGS[operator] is library.call or operator.name() in _LIBRARY else "generated"

@@ -69,6 +69,14 @@ def take(b: Builder, node: fx.Node, x: View, index: View) -> View:
     return b.pointwise(node.meta["val"], formula)
 
 
+def flatten(point: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
+    """Which element it is, in the order of the dimensions."""
+    flat = ZERO
+    for i, size in zip(point, sizes, strict=True):
+        flat = flat * size + i
+    return flat
+
+
 def unflatten(flat: Expr, sizes: Sequence[Expr]) -> Point:
     """The place of the `flat`-th element in the order of the dimensions."""
     place: list[Expr] = []

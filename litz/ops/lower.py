@@ -66,7 +66,7 @@ from litz.ops.sizes import number_held, number_sources, size_sources
 aten = torch.ops.aten
 
 # Views by another name: the result shares the argument's memory although the schema does not say so.
-_ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 # In-place changes of shape, which operators leave on tensors of their own making: views as well.
 _RESHAPED = {
     aten.as_strided_.default,
@@ -162,13 +162,13 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
         raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
     if target is aten.sym_size.int:
         return node.meta["val"]
-    if _is_view(target) or target in _ALIASES or target in _RESHAPED:
+    if is_view(target) or target in ALIASES or target in _RESHAPED:
         seen = _window(builder, args[0], _seen(node))
         if seen is not None:
             return seen
     if target is aten.copy_.default:
         return _write_input(builder, node, *args)
-    functional = _functional_form(target)
+    functional = functional_form(target)
     if functional is not None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
         # Compute aside, then write over: what the operator does, in two steps that fusion may join.
         result = LOWERINGS[functional](builder, node, *args, **kwargs)
@@ -193,7 +193,7 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
     return result
 
 
-def _is_view(target: torch._ops.OpOverload) -> bool:
+def is_view(target: torch._ops.OpOverload) -> bool:
     return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
 
 
@@ -227,7 +227,7 @@ def _window(builder: Builder, base: Any, fake: Any) -> Any:
     return builder.window(base, fake)
 
 
-def _functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """`aten.add.Tensor` for `aten.add_.Tensor`, if it is lowered."""
     name = target._schema.name.split("::")[-1]
     if not name.endswith("_") or name.startswith("__") or target.namespace != "aten":

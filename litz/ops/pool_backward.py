@@ -20,7 +20,7 @@ from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
-from litz.ops.index import unflatten
+from litz.ops.index import flatten, unflatten
 from litz.ops.norm import over
 from litz.ops.pool import Spans
 from litz.ops.registry import lowers
@@ -127,9 +127,7 @@ def max_pool_backward(
     dtype = compute_type(grad.dtype)
 
     def share(body: Body, point: Point, window: Point, exists: Val | None) -> Val:
-        flat = expr(0)
-        for i, size in zip(point[-spatial:], out.sizes[-spatial:], strict=True):
-            flat = flat * size + i
+        flat = flatten(point[-spatial:], out.sizes[-spatial:])
         # The index names the element that won: whether the window saw this one is no separate question.
         chosen = body.load(indices, window, exists).eq(body.index(flat))
         chosen = chosen if exists is None else chosen & exists

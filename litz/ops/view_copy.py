@@ -18,7 +18,7 @@ from litz.loop.dtype import compute_type
 from litz.loop.expr import ZERO, Expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, numel, operand, sizes_of
-from litz.ops.index import unflatten
+from litz.ops.index import flatten, unflatten
 from litz.ops.registry import LOWERINGS, lowers
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def moved(b: Builder, node: fx.Node, x: View, source: Callable[[Point], Sequence
 # -- copies of views --------------------------------------------------------------------------
 _VIEWS = (
     "alias", "detach", "diagonal", "expand", "permute", "select", "slice", "squeeze", "t", "transpose",
-    "unsqueeze", "view", "unbind", "split", "split_with_sizes", "unfold",
+    "unsqueeze", "unbind", "split", "split_with_sizes", "unfold",
 )  # fmt: skip
 
 
@@ -72,9 +72,19 @@ for _name in _VIEWS:
     _packet = getattr(aten, _name + "_copy", None)
     for _overload in [] if _packet is None else _packet.overloads():
         _copy = getattr(_packet, _overload)
-        if _overload.endswith("out") or not hasattr(getattr(aten, _name), _overload) or _overload == "dtype":
-            continue  # `view_copy.dtype` reads the memory as another type
+        if _overload.endswith("out") or not hasattr(getattr(aten, _name), _overload):
+            continue
         LOWERINGS[_copy] = _copy_of(getattr(getattr(aten, _name), _overload))
+
+
+@lowers(aten.view_copy.default)
+def view_copy(b: Builder, node: fx.Node, x: View, size: Sequence[int]) -> View:
+    """The elements in the order of the dimensions, whether or not one window on `x` shows them so."""
+    shape = sizes_of(node.meta["val"])
+    if any(extent is ZERO for extent in shape):
+        return b.allocate(node.meta["val"])
+    return moved(b, node, x, lambda point: unflatten(flatten(point, shape), x.sizes))
+
 
 # Copies by another name.
 LOWERINGS[aten.narrow_copy.default] = _copy_of(aten.narrow.default)
@@ -112,10 +122,7 @@ def _roll_flat(b: Builder, node: fx.Node, x: View, shift: Expr) -> View:
     count = numel(x.sizes)
 
     def source(point: Point) -> Sequence[Expr]:
-        flat = ZERO
-        for i, size in zip(point, x.sizes, strict=True):
-            flat = flat * size + i
-        return unflatten((flat + (-shift) % count) % count, x.sizes)
+        return unflatten((flatten(point, x.sizes) + (-shift) % count) % count, x.sizes)
 
     return moved(b, node, x, source)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from litz.codegen.render import Native, Rendering
-from litz.codegen.shim import IN_TIME, INDEX_OUT_OF_RANGE, LAYOUT_DIFFERS
+from litz.codegen.shim import IN_TIME, INDEX_OUT_OF_RANGE
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import ZERO, Expr, Size
@@ -310,8 +310,6 @@ class Executable:
         frame.error.value = 0
         if code == INDEX_OUT_OF_RANGE:
             return RunFailed(IndexError("index out of range in self"), in_time)
-        if code == LAYOUT_DIFFERS:
-            return RunFailed(CallError("a library operator laid its result out otherwise than it was traced"), in_time)
         return RunFailed(
             CallError("a library operator failed; its own message is on the standard error stream"), in_time
         )

@@ -65,7 +65,8 @@ def _without_zeros(graph: fx.Graph, node: fx.Node, known: list[fx.Node]) -> None
             filled = graph.call_function(
                 aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
             )
-        filled.meta = {**zeros.meta, "val": value.new_empty(value.shape)}
+        # Laid out as what it stands for: the node may see layouts.
+        filled.meta = {**zeros.meta, "val": value.new_empty_strided(value.shape, value.stride())}
         node.replace_input_with(zeros, filled)
 
 
