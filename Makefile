@@ -7,6 +7,7 @@
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
+# make bench-optimizers   steps of optimizers, compiled, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models lint format
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers lint format
 
 setup: $(READY)
 
@@ -46,6 +47,9 @@ bench: setup
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training
+
+bench-optimizers: setup
+	$(BIN)/python -m benchmarks.optimizers $(OPTIMIZERS)
 
 bench-models: setup
 	$(BIN)/python -m benchmarks.models_more $(MODELS)

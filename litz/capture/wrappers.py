@@ -97,17 +97,32 @@ class SyntheticBases:
         return results
 
 
-@dataclass(frozen=True)
 class SeparateInputs:
     """Removes: inputs that overlap one that is written to, where those of the trace did not.
 
     Restores: the user's own function runs on such arguments.
     """
 
-    mutated: tuple[int, ...]
-    training: bool = False
+    def __init__(self, signature: Signature):
+        self.mutated, self.training = frozenset(signature.mutated), bool(signature.differentiable)
+        # Where shapes are fixed, arguments that lie where earlier ones lay are as separate as those were.
+        self.remembers = not self.training and not signature.sizes
+        self._tensors: tuple[int, ...] | None = None  # which arguments are some
+        self._seen: list[int] = []  # addresses of such arguments
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        if self.remembers:
+            if self._tensors is None:
+                self._tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
+            addresses = [args[i].data_ptr() for i in self._tensors]
+            if addresses != self._seen:
+                self._check(args)
+                self._seen = addresses
+        else:
+            self._check(args)
+        return args
+
+    def _check(self, args: Sequence[Any]) -> None:
         owners: dict[int, list[int]] = {}
         for position, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
@@ -117,33 +132,31 @@ class SeparateInputs:
                     if written and entangled(arg, args[other], self.training):
                         raise Eager
                 others.append(position)
-        return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         return results
 
 
-@dataclass(frozen=True)
 class WriteBack:
     """Removes: writes to inputs. Those out of autograd's sight the program stores itself; others it returns.
 
     Restores: version counters, and the values autograd must see, by copying them in.
     """
 
-    signature: Signature
+    def __init__(self, signature: Signature):
+        self.stored = tuple(i for i in signature.mutated if signature.inputs[i].hidden)
+        self.returned = signature.returned_mutations
+        self.results = signature.results
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
         return args
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
-        stored = [args[i] for i in self.signature.mutated if self.signature.inputs[i].hidden]
-        stored = [t for t in stored if not t.is_inference()]
-        if stored:
-            torch.autograd.graph.increment_version(stored)
-        count = self.signature.results
-        for position, value in zip(self.signature.returned_mutations, results[count:], strict=True):
+        if self.stored:
+            torch.autograd.graph.increment_version([args[i] for i in self.stored])
+        for position, value in zip(self.returned, results[self.results :], strict=True):
             args[position].copy_(value)
-        return results[:count]
+        return results[: self.results]
 
 
 @dataclass(frozen=True)
@@ -251,7 +264,7 @@ def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     if any(x.lazy for x in signature.inputs):
         found.append(WithoutBits(signature.inputs))
     if signature.mutated:
-        found.append(SeparateInputs(signature.mutated, bool(signature.differentiable)))
+        found.append(SeparateInputs(signature))
     if any(x.reshaped is not None for x in signature.inputs):
         found.append(Reshape(signature))
     if signature.mutated:

@@ -26,6 +26,7 @@ from litz.capture.wrappers import (
 )
 from litz.errors import CaptureError
 from litz.graph.signature import Base, Input, Output, Signature, Subclasses, Window
+from litz.loop.ir import SizeSource
 from tests import golden
 from tests.autograd.both import grad
 
@@ -89,21 +90,41 @@ def test_reshape_changes_the_argument_and_shows_the_program_what_it_was() -> Non
     assert wrapper.after([x, other], [1]) == [1]
 
 
+WRITES_FIRST = signature((Input(mutated=True), Input(), Input()))
+
+
 def test_separate_inputs_refuses_memory_shared_with_one_that_is_written() -> None:
     base = torch.zeros(10)
-    wrapper = SeparateInputs((0,))
+
+    def before(args: tuple[Any, ...], signature: Signature = WRITES_FIRST) -> Any:
+        return SeparateInputs(signature).before(args)
+
     apart = (torch.zeros(3), torch.zeros(3), 5)
-    assert wrapper.before(apart) is apart
+    assert before(apart) is apart
     with pytest.raises(Eager):
-        wrapper.before((base[:5], base[4:]))
+        before((base[:5], base[4:]))
     beside = (base[:4], base[4:])
-    assert wrapper.before(beside) is beside
+    assert before(beside) is beside
     with pytest.raises(Eager):  # one version counter, and the backward looks at it
-        SeparateInputs((0,), training=True).before(beside)
+        before(beside, replace(WRITES_FIRST, differentiable=(0,)))
     read_only = (torch.zeros(2), base[:4], base[2:6])
-    assert wrapper.before(read_only) is read_only
+    assert before(read_only) is read_only
     nothing = torch.zeros(0)
-    wrapper.before((nothing, nothing[:0]))
+    before((nothing, nothing[:0]))
+
+
+def test_separate_inputs_remembers_only_what_it_found_separate() -> None:
+    base, wrapper = torch.zeros(10), SeparateInputs(WRITES_FIRST)
+    apart, entangled = (base[:4], base[4:8]), (base[:4], base[2:6])
+    for _ in range(2):
+        assert wrapper.before(apart) is apart
+        for _ in range(2):
+            with pytest.raises(Eager):
+                wrapper.before(entangled)
+    varying = SeparateInputs(replace(WRITES_FIRST, sizes=(SizeSource("s0", 0, 0),)))
+    varying.before(apart)
+    with pytest.raises(Eager):  # the same addresses, but more of them
+        varying.before((base[:6], base[4:8]))
 
 
 def test_write_back_copies_what_autograd_must_see() -> None:
@@ -124,6 +145,7 @@ def test_write_back_of_inference_tensors() -> None:
     with torch.inference_mode():
         x = torch.zeros(2)
         assert wrapper.after((x,), []) == []
+    assert wrapper.after((x,), []) == []
 
 
 def test_rebuild_outputs() -> None:
@@ -159,7 +181,7 @@ def test_as_traced_turns_autocast_off() -> None:
 
 
 def test_wrapped_runs_the_original_when_an_assumption_fails() -> None:
-    wrapped = Wrapped(lambda *a: ["compiled"], (SeparateInputs((0,)),), lambda *a: ["eager"])
+    wrapped = Wrapped(lambda *a: ["compiled"], (SeparateInputs(WRITES_FIRST),), lambda *a: ["eager"])
     x = torch.zeros(4)
     assert wrapped(torch.zeros(2), x) == ["compiled"]
     assert wrapped(x[:2], x) == ["eager"]
