@@ -373,6 +373,8 @@ class _Trace:
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:
+    if any(isinstance(size, int) and size == 0 for size in tensor.shape):
+        return False
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
 

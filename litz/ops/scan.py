@@ -79,7 +79,10 @@ def _leaders(b: Builder, node: fx.Node, x: View, dim: int, kind: str) -> Any:
 
 
 def _scanned(body: Body, x: View, dim: int, kind: str, value: Val) -> Val:
-    return value if not x.sizes or x.sizes[dim] is ONE else body.scan(kind, value)
+    if x.sizes and x.sizes[dim] is not ONE:
+        return body.scan(kind, value)
+    # Eager begins a row with a zero of its own, which a negative one added to it takes its sign from.
+    return value + 0.0 if x.sizes and kind in ("sum", "logaddexp") and is_float(x.dtype) else value
 
 
 def _walk(
