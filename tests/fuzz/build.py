@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from tests.fuzz.eager import Eager, Refused
 from tests.fuzz.program import FuzzProgram, Line
 
 T = TypeVar("T")
+INPUTS = "abcdefgh"
+_SIZED = re.compile(r"\b(\w+)\.shape\[")  # whose size a statement uses
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 WHOLE = ("int64", "int32", "uint8")
 DTYPES = (*FLOATS, *WHOLE, "bool")
@@ -23,14 +26,26 @@ WHOLE_SCALARS = (0, 1, 2, -1, 3, 7)
 
 @dataclass
 class Build:
-    """`number(low, high)` is where all choices come from, both ends included."""
+    """`number(low, high)` is where all choices come from, both ends included. A program over symbolic sizes is drawn
+    along several cases at once, of which the first one is asked for shapes and types."""
 
     number: Callable[[int, int], int]
     sizes: tuple[int, ...] = ()
-    state: Eager = field(default_factory=Eager)
+    states: list[Eager] = field(default_factory=lambda: [Eager()])
+    parameters: tuple[str, ...] = ()
+    cases: tuple[tuple[Any, ...], ...] = ()
+    numbers: tuple[str, ...] = ()  # parameters that the program takes
     inputs: list[Line] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     made: int = 0
+
+    @property
+    def state(self) -> Eager:
+        return self.states[0]
+
+    @property
+    def symbolic(self) -> bool:
+        return bool(self.cases)
 
     # -- choices ------------------------------------------------------------------------------
     def one(self, of: Sequence[T]) -> T:
@@ -72,6 +87,23 @@ class Build:
             return self.one((0, -1))
         return self.number(-rank, rank - 1)
 
+    def extent(self, name: str, dim: int) -> str:
+        """The size of a dimension, as code: one that is symbolic must not be named by its value."""
+        return f"{name}.shape[{dim}]" if self.symbolic else str(self[name].shape[dim])
+
+    def size(self) -> str:
+        """Some size, as code."""
+        if not self.symbolic:
+            return str(self.one(self.sizes))
+        if self.maybe(3):
+            return str(self.number(1, 4))
+        name = self.pick(lambda t: t.dim() > 0)
+        return self.extent(name, self.dim(name))
+
+    def is_fixed(self, name: str, dim: int) -> bool:
+        """Whether a dimension has one size in all cases."""
+        return len({state.tensor(name).shape[dim] for state in self.states if name in state.values}) == 1
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.state.tensor(name)
 
@@ -82,7 +114,8 @@ class Build:
 
     def define(self, code: str, *uses: str, rounds: bool = False, **more: Any) -> str:
         name = self.name()
-        self.add(Line(f"{name} = {code}", (name,), uses, rounds=rounds, **more))
+        sized = [n for n in dict.fromkeys(_SIZED.findall(code)) if n not in uses]
+        self.add(Line(f"{name} = {code}", (name,), (*uses, *sized), rounds=rounds, **more))
         return name
 
     def write(self, target: str, code: str, *uses: str, rounds: bool = False, **more: Any) -> None:
@@ -95,14 +128,29 @@ class Build:
             self.add(Line(f"{target}{code}", (), uses, target, rounds=rounds, **more))
 
     def add(self, line: Line) -> None:
-        self.state.run(line)
+        self._run(line)
         self.lines.append(line)
 
-    def add_input(self, code: str, *uses: str) -> None:
-        name = "abcdefgh"[len(self.inputs)]
+    def _run(self, line: Line) -> None:
+        """In every case, or in none."""
+        undone: list[Callable[[], None]] = []
+        try:
+            for state in self.states:
+                undone.append(state.run(line))
+        except Refused:
+            for undo in reversed(undone):
+                undo()
+            raise
+
+    def add_input(self, code: str, *uses: str) -> str:
+        if len(self.inputs) == len(INPUTS):
+            raise Refused("too many inputs")
+        name = INPUTS[len(self.inputs)]
         line = Line(f"{name} = {code}", (name,), uses)
-        self.state.run(line)
+        for state in self.states:
+            state.give(line)
         self.inputs.append(line)
+        return name
 
     def finish(self) -> FuzzProgram:
         """All that nothing was made of is returned, and some of the rest, inputs among it."""
@@ -110,7 +158,10 @@ class Build:
         outputs = [n for n in self.state.names if n.startswith("v") and n not in used][:6]
         for _ in range(self.number(0 if outputs else 1, 3)):
             outputs.append(self.one(self.state.names))
-        return FuzzProgram(tuple(self.inputs), tuple(self.lines), tuple(outputs))
+        return FuzzProgram(
+            tuple(self.inputs), tuple(self.lines), tuple(outputs), self.parameters, self.cases, self.numbers,
+            training=self.state.training,
+        )  # fmt: skip
 
 
 def _broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:

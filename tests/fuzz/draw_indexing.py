@@ -8,18 +8,21 @@ from tests.fuzz.build import EXACT_SCALARS, Build
 from tests.fuzz.eager import Refused
 
 
-def places(b: Build, size: int, flat: bool) -> tuple[str, tuple[str, ...]]:
-    """An index into a dimension of that size, as code, and the values it uses: numbers in the text, or computed."""
+def places(b: Build, x: str, dim: int, flat: bool) -> tuple[str, tuple[str, ...]]:
+    """An index into a dimension, as code, and the values it uses: numbers in the text, or computed."""
+    size = b[x].shape[dim]
     if not size:
         raise Refused("no places")
     if b.maybe():
         count = b.number(0, 5)
+        size = 2 if b.symbolic else size
         return f"torch.tensor({[b.number(0, size - 1) for _ in range(count)]}, dtype=torch.int64)", ()
     index = b.pick(lambda t: t.dtype is torch.int64 and (t.dim() == 1 or not flat))
-    low = "" if flat or b.maybe() else f" - {size}"
+    extent = b.extent(x, dim)
+    low = "" if flat or b.maybe() else f" - {extent}"
     # Of an index in another order torch's fake tensors do not know how eager lays the result out.
     straight = "" if b[index].is_contiguous() else ".contiguous()"
-    return f"({index} % {size}{low}){straight}", (index,)
+    return f"({index} % {extent}{low}){straight}", (index,)
 
 
 def distinct(b: Build, size: int) -> str:
@@ -36,13 +39,13 @@ def read(b: Build) -> None:
     size = b[x].shape[dim]
     kind = b.number(0, 4)
     if kind == 0:
-        code, uses = places(b, size, flat=True)
+        code, uses = places(b, x, dim, flat=True)
         b.define(f"{x}.index_select({dim}, {code})", x, *uses)
     elif kind <= 2:
-        code, uses = places(b, b[x].shape[0], flat=False)
+        code, uses = places(b, x, 0, flat=False)
         b.define(f"{x}[{code}]", x, *uses)
     elif kind == 3 and b[x].dim() > 1:
-        code, uses = places(b, b[x].shape[1], flat=False)
+        code, uses = places(b, x, 1, flat=False)
         b.define(f"{x}[:, {code}]", x, *uses)
     else:
         rank = b[x].dim()
@@ -50,9 +53,9 @@ def read(b: Build) -> None:
         if not size:
             raise Refused("no places")
         if b.maybe():
-            b.define(f"torch.take_along_dim({x}, {index} % {size}, {dim})", x, index)
+            b.define(f"torch.take_along_dim({x}, {index} % {b.extent(x, dim)}, {dim})", x, index)
         else:
-            b.define(f"torch.gather({x}, {dim}, {index} % {size})", x, index)
+            b.define(f"torch.gather({x}, {dim}, {index} % {b.extent(x, dim)})", x, index)
 
 
 def add(b: Build) -> None:
@@ -65,9 +68,9 @@ def add(b: Build) -> None:
         if not size:
             raise Refused("no places")
         y = b.pick(lambda t: t.dtype == dtype and t.dim() == rank)
-        b.define(f"torch.scatter_add({x}, {dim}, {index} % {size}, {y})", x, index, y, rounds=True)
+        b.define(f"torch.scatter_add({x}, {dim}, {index} % {b.extent(x, dim)}, {y})", x, index, y, rounds=True)
     else:
-        code, uses = places(b, size, flat=True)
+        code, uses = places(b, x, dim, flat=True)
         y = b.pick(lambda t: t.dtype == dtype and t.dim() == rank)
         b.define(
             f"torch.index_add({x}, {dim}, {code}, {y}[{_cut(dim, rank)}:{code}.numel()])", x, y, *uses, rounds=True
@@ -86,7 +89,7 @@ def masked(b: Build) -> None:
         index, accumulate = distinct(b, size), False
         uses: tuple[str, ...] = ()
         if b.maybe():
-            (index, uses), accumulate = places(b, size, flat=True), True
+            (index, uses), accumulate = places(b, x, 0, flat=True), True
         code = f"torch.index_put({x}, ({index},), {y}, accumulate={accumulate})"
         b.define(code, x, y, *uses, rounds=accumulate)
         return

@@ -25,28 +25,33 @@ def view(b: Build) -> None:
     elif kind <= 3:
         start, step = b.number(0, max(size - 1, 0)), b.one((1, 1, 2, 3))
         stop = b.one(("", str(b.number(start, size))))
+        if b.symbolic:
+            extent = b.extent(x, dim)
+            start = b.one((0, 0, 1, 2))
+            stop = b.one(("", f"{extent} - 1", f"{extent} // 2 + 1", "-1", "3"))
         before = ":, " * (dim % rank)
         code = f"[{before}{start}:{stop}:{step}]"
     elif kind == 4:
-        code = f".select({dim}, {b.number(-size, size - 1)})" if size else _refuse()
+        place = b.one((0, -1, 1)) if b.symbolic else b.number(-size, size - 1) if size else _refuse()
+        code = f".select({dim}, {place})"
     elif kind == 5:
         code = b.one((f".unsqueeze({b.number(-rank - 1, rank)})", "[None]", "[..., None]", "[:, None]"))
     elif kind == 6:
         code = b.one((".squeeze()", f".squeeze({dim})"))
     elif kind == 7:
         places = [i for i, n in enumerate(shape) if n == 1]
-        grown = [b.one(b.sizes) if i in places else -1 for i in range(rank)]
+        grown = [b.size() if i in places else -1 for i in range(rank)]
         front = (b.number(1, 3),) if b.maybe() else ()
         code = f".expand({', '.join(map(str, (*front, *grown)))})"
     elif kind <= 9:
-        code = f".{b.one(('reshape', 'reshape', 'view'))}{_another_shape(b, math.prod(shape), tuple(shape))}"
+        code = f".{b.one(('reshape', 'reshape', 'view'))}({_another_shape(b, x)})"
     elif kind == 10:
         code = f".diagonal({b.one((0, 1, -1))}, {dim}, {other})"
     elif kind == 11:
         code = b.one((".flatten()", ".mT", ".ravel()", ".view_as({x})", ".detach()")).format(x=x)
     else:
         # A copy of it: functionalisation itself forgets what lies between the windows when one is written to.
-        code = f".unfold({dim}, {b.number(1, max(size, 1))}, {b.number(1, 2)}).clone()"
+        code = f".unfold({dim}, {b.number(1, 3 if b.symbolic else max(size, 1))}, {b.number(1, 2)}).clone()"
     b.define(x + code, x)
 
 
@@ -55,23 +60,30 @@ def _permutation(b: Build, rank: int) -> list[int]:
     return [rest.pop(b.number(0, len(rest) - 1)) for _ in range(rank)]
 
 
-def _refuse() -> str:
+def _refuse() -> int:
     raise Refused("nothing to select")
 
 
-def _another_shape(b: Build, count: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _another_shape(b: Build, x: str) -> str:
+    shape = b[x].shape
+    count, rank = math.prod(shape), len(shape)
+    extents = [b.extent(x, d) for d in range(rank)]
     kind = b.number(0, 3)
     if kind == 0:
-        return (-1,) if count else (0,)
+        return "-1" if count else "0"
     if kind == 1:
-        return (1, *shape)
-    if kind == 2 and len(shape) > 1:
-        return (shape[0] * shape[1], *shape[2:])
+        return ", ".join(("1", *extents))
+    if kind == 2 and rank > 1:
+        first = f"{extents[0]} * {extents[1]}" if b.symbolic else str(shape[0] * shape[1])
+        return ", ".join((first, *extents[2:]))
+    if b.symbolic:
+        product = " * ".join(extents)
+        return b.one((f"{product}, 1", f"1, {product}", ", ".join(("-1", *extents[1:])), f"{product} // 2, 2"))
     parts = [n for n in (2, 3, 4, 5, 7) if count % n == 0 and count]
     if not parts:
-        return (*shape, 1)
+        return ", ".join((*extents, "1"))
     part = b.one(parts)
-    return (part, count // part) if b.maybe() else (count // part, part)
+    return f"{part}, {count // part}" if b.maybe() else f"{count // part}, {part}"
 
 
 def copy(b: Build) -> None:
@@ -119,7 +131,10 @@ def split(b: Build) -> None:
         raise Refused("nothing to split")
     first, second = b.name(), b.name()
     at = b.number(1, size - 1)
-    code = b.one((f"{x}.split(({at}, {size - at}), {dim})", f"{x}.chunk(2, {dim})", f"{x}.unbind({dim})[:2]"))
+    # Over a symbolic size, a list of parts would tie the program to it.
+    rest = f"{b.extent(x, dim)} - {at}" if b.symbolic else size - at
+    whole = (f"{x}.chunk(2, {dim})", f"{x}.unbind({dim})[:2]") if b.is_fixed(x, dim) else ()
+    code = b.one((f"{x}.split(({at}, {rest}), {dim})", *whole))
     b.add(Line(f"{first}, {second} = {code}", (first, second), (x,)))
 
 
@@ -130,15 +145,16 @@ def create(b: Build) -> None:
         x = b.pick()
         b.define(f"torch.{b.one(('zeros_like', 'ones_like'))}({x})", x)
     elif kind == 1:
-        b.define(f"torch.arange({b.one(b.sizes)}, dtype=torch.{'int64' if dtype == 'bool' else dtype})")
+        b.define(f"torch.arange({b.size()}, dtype=torch.{'int64' if dtype == 'bool' else dtype})")
     elif kind == 2:
-        shape = tuple(b.one(b.sizes) for _ in range(b.number(0, 3)))
-        b.define(f"torch.full({shape}, {b.one((0, 1, 2))}, dtype=torch.{dtype})")
+        shape = "".join(f"{b.size()}, " for _ in range(b.number(0, 3)))
+        b.define(f"torch.full(({shape}), {b.one((0, 1, 2))}, dtype=torch.{dtype})")
     elif kind == 3:
         x = b.pick()
-        b.define(f"{x}.new_full({tuple(b[x].shape)}, {b.one((0, 1, 3))})", x)
+        shape = f"{x}.shape" if b.symbolic else str(tuple(b[x].shape))
+        b.define(f"{x}.new_full({shape}, {b.one((0, 1, 3))})", x)
     else:
-        values = [b.number(0, 3) for _ in range(b.one(b.sizes))]
+        values = [b.number(0, 3) for _ in range(b.number(1, 4) if b.symbolic else b.one(b.sizes))]
         b.define(f"torch.tensor({values}, dtype=torch.{dtype})")
 
 

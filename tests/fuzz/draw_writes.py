@@ -39,7 +39,7 @@ def copy(b: Build) -> None:
         b.write(x, f".copy_({y})", y, rounds=rounds, decides=decides, lowest=lowest)
     elif b.maybe() and b[x].dim():
         size = b[x].shape[0]
-        place = b.one((f"{b.number(0, size)}:", "..., :1", "::2"))
+        place = b.one((f"{b.number(0, 2 if b.symbolic else size)}:", "..., :1", "::2"))
         b.write(x, f"[{place}] = {y}[{place}]", y, rounds=rounds, decides=decides, lowest=lowest)
     elif b.maybe():
         mask = b.like(x, lambda t: t.dtype is torch.bool)
@@ -73,9 +73,9 @@ def indexed(b: Build) -> None:
             raise Refused("no places")
         index = b.pick(lambda t: t.dtype is torch.int64 and t.dim() == rank)
         y = b.pick(lambda t: t.dtype == dtype and t.dim() == rank)
-        b.write(x, f".scatter_add_({dim}, {index} % {b[x].shape[dim]}, {y})", index, y, rounds=True)
+        b.write(x, f".scatter_add_({dim}, {index} % {b.extent(x, dim)}, {y})", index, y, rounds=True)
     else:
-        code, uses = places(b, size, flat=True)
+        code, uses = places(b, x, 0, flat=True)
         y = b.pick(lambda t: t.dtype == dtype)
         b.write(x, f".index_put_(({code},), {y}, accumulate=True)", y, *uses, rounds=True)
 

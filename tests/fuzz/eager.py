@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -32,7 +34,7 @@ class Refused(Exception):
 class Eager:
     """A program as far as it has been run. `rough`: memory that holds roundings, by the address of its storage."""
 
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     rough: set[int] = field(default_factory=set)
     # Views through an expansion. Functionalisation gives a write to one back as `base + (new - base)`, which rounds.
     expanded: set[str] = field(default_factory=set)
@@ -41,9 +43,14 @@ class Eager:
     # `contiguous` and `reshape` copy; see `tests/fuzz/test_fuzz.py` for the fault without Litz.
     forgotten: set[int] = field(default_factory=set)
 
+    # In training, what no statement may write to: the memory of inputs that take gradients.
+    kept: set[int] = field(default_factory=set)
+    training: bool = False
+    stopped: bool = False  # a statement has raised, as it was meant to
+
     @property
     def names(self) -> list[str]:
-        return list(self.values)
+        return [name for name, value in self.values.items() if isinstance(value, torch.Tensor)]
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.values[name]
@@ -52,28 +59,36 @@ class Eager:
         tensor = self.tensor(name)
         return tensor.is_floating_point() and _storage(tensor) in self.rough
 
-    def run(self, line: Line) -> None:
-        """Runs the statement, or raises `Refused` and leaves everything as it was."""
+    def give(self, line: Line) -> None:
+        """An input."""
+        self.run(line)
+        if self.training:
+            self.kept.update(_storage(self.tensor(n)) for n in line.defines if self.tensor(n).is_floating_point())
+
+    def run(self, line: Line) -> Callable[[], None]:
+        """Runs the statement, or raises `Refused` and leaves everything as it was. Out: what undoes it."""
+        if self.stopped:
+            return lambda: None
         if any(name not in self.values for name in line.uses):
             raise Refused("a name is not defined")
         self._check_before(line)
-        backup = None if line.writes is None else self.tensor(line.writes).untyped_storage().clone()
-        wild = not line.uses or any(not _finite(self.tensor(name)) for name in line.uses)
+        undo = self._undo(line)
+        wild = line.wild or not line.uses or any(not _finite(self.tensor(name)) for name in line.uses)
         known = {_storage(self.tensor(name)) for name in self.names}
         rough = line.rounds or any(self.is_rough(name) for name in line.uses)
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
+                torch.manual_seed(0)
                 exec(line.code, {"torch": torch, "numbers": numbers}, self.values)
             for name in line.touched:
                 _check_result(self.values[name], wild)
         except Exception as error:
-            for name in line.defines:
-                self.values.pop(name, None)
-            if backup is not None:
-                assert line.writes is not None
-                self.tensor(line.writes).untyped_storage().copy_(backup)
-            raise Refused(str(error)) from error
+            undo()
+            if not line.raises or isinstance(error, Refused):
+                raise Refused(str(error)) from error
+            self.stopped = True
+            return undo
         if line.writes is not None and self._has_gaps(line.writes):
             self.forgotten.add(_storage(self.tensor(line.writes)))
         through = [_storage(self.tensor(name)) for name in line.uses if name in self.expanded]
@@ -84,11 +99,28 @@ class Eager:
             fresh = _storage(self.tensor(name)) not in known
             if rough and (fresh or line.writes is not None):
                 self.rough.add(_storage(self.tensor(name)))
+        return undo
+
+    def _undo(self, line: Line) -> Callable[[], None]:
+        before = dict(self.values)
+        marks = [set(kind) for kind in (self.rough, self.expanded, self.forgotten)]
+        target = None if line.writes is None else self.tensor(line.writes).untyped_storage()
+        content = None if target is None else target.clone()
+
+        def undo() -> None:
+            for name in set(self.values) - set(before):
+                del self.values[name]
+            self.rough, self.expanded, self.forgotten = marks
+            self.stopped = False
+            if target is not None:
+                target.copy_(content)
+
+        return undo
 
     def _has_gaps(self, name: str) -> bool:
         """Whether the tensor's memory has more elements than the first tensor made on it."""
         storage = self.tensor(name).untyped_storage()
-        first = next(t for t in self.values.values() if _storage(t) == _storage(self.tensor(name)))
+        first = next(t for t in map(self.tensor, self.names) if _storage(t) == _storage(self.tensor(name)))
         return storage.nbytes() > first.numel() * first.element_size()
 
     def _check_before(self, line: Line) -> None:
@@ -115,6 +147,8 @@ class Eager:
         if line.writes is None:
             return
         target = self.tensor(line.writes)
+        if _storage(target) in self.kept:
+            raise Refused("a write to what takes a gradient")
         if line.writes in self.expanded:
             raise Refused("a write through an expansion")
         if target.numel() != len(written := _cells(target)):
@@ -129,14 +163,20 @@ class Eager:
 
 
 def admitted(program: FuzzProgram) -> bool:
-    """Whether every statement of a program is one that could have been drawn."""
-    state = Eager()
+    """Whether every statement of a program is one that could have been drawn, in each of its cases."""
+    return all(_admitted(program, case) for case in program.cases or ((),))
+
+
+def _admitted(program: FuzzProgram, case: tuple[Any, ...]) -> bool:
+    state = Eager(dict(zip(program.parameters, case, strict=True)), training=program.training)
     try:
-        for line in (*program.inputs, *program.lines):
+        for line in program.inputs:
+            state.give(line)
+        for line in program.lines:
             state.run(line)
     except Refused:
         return False
-    return all(name in state.values for name in program.outputs)
+    return state.stopped or all(name in state.values for name in program.outputs)
 
 
 def _check_result(value: torch.Tensor, wild: bool) -> None:

@@ -1,7 +1,8 @@
-"""Random torch-level programs for Hypothesis: `programs()` draws a `FuzzProgram` that eager runs.
+"""Random torch-level programs: `numbered` gives one of a seed, `programs()` draws them for Hypothesis.
 
-One function a family of operators. Each draws one statement and adds it; what `eager.py` refuses is simply not
-part of the program.
+In: a source of numbers and a kind of program. Out: a `FuzzProgram` that eager runs. Kinds: `plain`; `symbolic`, one
+program for several sizes and Python numbers, in inference or training, some of which raise; `transforms`, where the
+statements are a function that `torch.func` transforms.
 """
 
 from __future__ import annotations
@@ -10,228 +11,45 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
 from hypothesis import strategies as st
 
-from tests.fuzz import draw_indexing, draw_views, draw_writes
-from tests.fuzz.build import DTYPES, EXACT_SCALARS, FLOATS, WHOLE, Build, is_float, is_whole
-from tests.fuzz.eager import Refused
+from tests.fuzz import draw_arithmetic as arithmetic
+from tests.fuzz import draw_indexing, draw_layouts, draw_numbers, draw_views, draw_writes
+from tests.fuzz.build import FLOATS, WHOLE, Build
+from tests.fuzz.eager import Eager, Refused
 from tests.fuzz.numbers import FLAVOURS
 from tests.fuzz.program import FuzzProgram
+from tests.fuzz.run_program import runs
+from tests.fuzz.transform import transformed
 
+KINDS = ("plain", "symbolic", "transforms")
 MOST = 30  # statements
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33, 64)
-
-ROUNDING = (
-    *("sigmoid", "tanh", "exp", "expm1", "sin", "cos", "erf", "square", "rsqrt", "sqrt", "log", "log1p", "reciprocal"),
-    *("nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.elu", "atan", "exp2"),
-)
-MOVING = ("neg", "abs", "relu", "positive", "nn.functional.relu6")
-DECIDING = ("floor", "ceil", "round", "trunc", "sign", "isnan", "isinf", "signbit", "logical_not")
-
-
-# -- pointwise --------------------------------------------------------------------------------
-def unary(b: Build) -> None:
-    kind = b.number(0, 4)
-    if kind <= 1:
-        x = b.pick()
-        function = b.one(ROUNDING)
-        code = f"torch.{function}({x})"
-        if function in ("log", "sqrt", "rsqrt", "reciprocal") and not b.maybe(4):
-            code = f"torch.{function}({x}.abs() + 0.5)"
-        b.define(code, x, rounds=True)
-    elif kind == 2:
-        x = b.pick()
-        b.define(f"torch.{b.one(MOVING)}({x})", x)
-    elif kind == 3:
-        x = b.sure()
-        b.define(f"torch.{b.one(DECIDING)}({x})", x, decides=(x,))
-    else:
-        x = b.pick(lambda t: not t.is_floating_point())
-        b.define(f"~{x}", x)
-
-
-def binary(b: Build) -> None:
-    x = b.pick()
-    rounds = True
-    kind = b.number(0, 9)
-    if kind <= 1:
-        y = b.like(x)
-        b.define(f"{x} {b.one('+-*/')} {y}", x, y, rounds=rounds)
-    elif kind == 2:
-        y = b.like(x)
-        b.define(f"torch.{b.one(('maximum', 'minimum'))}({x}, {y})", x, y, rounds=b[x].dtype != b[y].dtype)
-    elif kind == 3:
-        y = b.like(x)
-        b.define(f"torch.{b.one(('add', 'sub'))}({x}, {y}, alpha={b.one((2, -1, 3))})", x, y, rounds=rounds)
-    elif kind == 4:
-        x, y = b.floating(), b.floating()
-        b.define(f"torch.{b.one(('hypot', 'logaddexp'))}({x}, {y})", x, y, rounds=rounds)
-    elif kind == 5:
-        x = b.pick(lambda t: not t.is_floating_point())
-        y = b.like(x, lambda t: not t.is_floating_point())
-        b.define(f"{x} {b.one('&|^')} {y}", x, y)
-    elif kind == 6:
-        y = b.like(x)
-        weight = b.one(("0.25", "0.75"))
-        b.define(f"torch.lerp({x}, {y}, {weight})", x, y, rounds=rounds)
-    elif kind == 7:
-        y, z = b.like(x), b.like(x)
-        b.define(f"torch.{b.one(('addcmul', 'addcdiv'))}({x}, {y}, {z}, value=0.5)", x, y, z, rounds=rounds)
-    else:
-        sign = b.one(("+", "-", "*", "/"))
-        scalar = b.scalar(x)
-        b.define(f"{x} {sign} {scalar}" if b.maybe() else f"{scalar} {sign} {x}", x, rounds=rounds)
-
-
-def scalar_only(b: Build) -> None:
-    """Operators whose other argument is a number, since a tensor there could hold a zero or a rounding."""
-    kind = b.number(0, 4)
-    if kind == 0:
-        x = b.pick()
-        b.define(f"{x} ** {b.one((2, 3, 0, 1))}", x, rounds=True)
-    elif kind == 1:
-        x = b.sure(is_whole)
-        code = b.one((f"{x} // {{}}", f"{x} % {{}}", f"torch.div({x}, {{}}, rounding_mode='trunc')"))
-        b.define(code.format(b.one((2, 3, 5))), x)
-    elif kind == 2:
-        x = b.sure(is_float)
-        code = b.one((f"{x} // {{}}", f"{x} % {{}}", f"torch.fmod({x}, {{}})"))
-        b.define(code.format(b.one((0.5, -2.0, 4.0))), x, rounds=True, decides=(x,))
-    elif kind == 3:
-        x = b.pick()
-        low = b.one((-1, 0, -0.5)) if b[x].is_floating_point() else b.one((-1, 0, 2))
-        code = b.one((f"{x}.clamp({low}, 3)", f"{x}.clamp(min={low})", f"{x}.clamp(max={low})"))
-        b.define(code, x)
-    else:
-        x = b.floating()
-        b.define(f"torch.nn.functional.leaky_relu({x}, 0.1)", x, rounds=True)
-
-
-def compare(b: Build) -> None:
-    sign = b.one(("<", "<=", ">", ">=", "==", "!="))
-    x = b.sure()
-    if b.maybe():
-        scalar = b.one(EXACT_SCALARS if b[x].is_floating_point() else (0, 1, 3, -1))
-        b.define(f"{x} {sign} {scalar}", x, decides=(x,))
-        return
-    kind = b[x].dtype
-    y = b.like(x, lambda t: t.dtype == kind or not (t.is_floating_point() or kind.is_floating_point))
-    b.define(f"{x} {sign} {y}", x, y, decides=(x, y))
-
-
-def where(b: Build) -> None:
-    x = b.pick()
-    condition = b.like(x, lambda t: t.dtype is torch.bool)
-    if b.maybe(3):
-        scalar = b.one(EXACT_SCALARS if b[x].is_floating_point() else (0, 1, 3))
-        b.define(f"torch.where({condition}, {x}, {scalar})", condition, x)
-        return
-    y = b.like(x)
-    b.define(f"torch.where({condition}, {x}, {y})", condition, x, y, rounds=b[x].dtype != b[y].dtype)
-
-
-def cast(b: Build) -> None:
-    dtype = b.one(DTYPES)
-    if dtype in FLOATS:
-        x = b.pick()
-        b.define(f"{x}.to(torch.{dtype})", x, rounds=str(b[x].dtype) != f"torch.{dtype}")
-        return
-    x = b.sure()
-    lowest = (0.0 if dtype == "uint8" else -100.0) if dtype != "bool" and b[x].is_floating_point() else None
-    b.define(f"{x}.to(torch.{dtype})", x, decides=(x,), lowest=lowest)
-
-
-# -- reductions, products ---------------------------------------------------------------------
-def reduce(b: Build) -> None:
-    kind = b.one(("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "var", "std", "any", "all", "logsumexp"))
-    decides = kind in ("argmax", "argmin", "any", "all")
-    x = b.sure() if decides else b.pick()
-    rank = b[x].dim()
-    keep = b.one((", keepdim=True", ""))
-    dims: tuple[int, ...]
-    if kind in ("sum", "mean", "amax", "amin", "var", "std", "logsumexp") and rank > 1 and b.maybe():
-        first = b.number(0, rank - 2)
-        dims = (first, b.number(first + 1, rank - 1) - (rank if b.maybe() else 0))
-        where = str(dims)
-    elif kind != "logsumexp" and b.maybe(4):
-        dims, where, keep = tuple(range(rank)), "", ""
-    else:
-        dims = (b.dim(x),)
-        where = str(dims[0])
-    name = f"torch.{kind}" if b.maybe() else kind
-    # Of zeros of both signs, eager takes the first or the last as a column lies in its vectors or behind them.
-    of = f"({x} + 0.0)" if kind in ("amax", "amin") and b[x].is_floating_point() else x
-    call = f"{name}({of}, {where}{keep})" if name.startswith("torch.") and where else f"{of}.{kind}({where}{keep})"
-    rounds = kind not in ("amax", "amin") and not decides
-    b.define(call, x, rounds=rounds, decides=(x,) if decides else (), rows=dims if kind in ("var", "std") else None)
-
-
-def row_operator(b: Build) -> None:
-    kind = b.number(0, 4)
-    x = b.floating() if kind < 4 else b.pick()
-    if kind <= 1:
-        name = b.one(("softmax", "log_softmax"))
-        b.define(f"torch.{name}({x}, {b.dim(x)})", x, rounds=True)
-    elif kind <= 3:
-        rank = b[x].dim()
-        if not rank:
-            raise Refused("no row")
-        count = b.number(1, min(2, rank))
-        shape = tuple(b[x].shape[-count:])
-        weight = b.floating(lambda t: tuple(t.shape) == shape) if b.maybe(3) else None
-        more, uses = (f", {weight}", (x, weight)) if weight else ("", (x,))
-        rows = tuple(range(-count, 0))
-        b.define(f"torch.nn.functional.layer_norm({x}, {shape}{more})", *uses, rounds=True, rows=rows)
-    else:
-        name = b.one(("cumsum", "cumsum", "cumprod"))
-        b.define(f"torch.{name}({x}, {b.dim(x)})", x, rounds=True)
-
-
-def product(b: Build) -> None:
-    x = b.pick(lambda t: t.dim() > 0 and t.dtype is not torch.bool)
-    dtype, inner = b[x].dtype, b[x].shape[-1]
-    if b.maybe(3):
-        b.define(f"{x} @ {x}.mT" if b[x].dim() > 1 else f"{x} @ {x}", x, rounds=True)
-    elif b.maybe():
-        y = b.pick(lambda t: t.dtype == dtype and t.dim() > 0 and t.shape[max(t.dim() - 2, 0)] == inner)
-        b.define(f"torch.matmul({x}, {y})", x, y, rounds=True)
-    else:
-        y = b.pick(lambda t: t.dtype == dtype and t.dim() == 2 and t.shape[1] == inner)
-        b.define(f"torch.nn.functional.linear({x}, {y})", x, y, rounds=True)
-
+SYMBOLIC_SIZES = (2, 3, 3, 4, 5, 5, 6, 7, 8, 9, 13, 16, 17, 33)
+CASES = 3
 
 FAMILIES: tuple[Callable[[Build], None], ...] = (
-    *(
-        unary,
-        unary,
-        unary,
-        binary,
-        binary,
-        binary,
-        scalar_only,
-        compare,
-        where,
-        cast,
-        reduce,
-        reduce,
-        row_operator,
-        product,
-    ),
+    *(arithmetic.unary,) * 3,
+    *(arithmetic.binary,) * 3,
+    *(arithmetic.scalar_only, arithmetic.compare, arithmetic.where, arithmetic.cast),
+    *(arithmetic.reduce, arithmetic.reduce, arithmetic.row_operator, arithmetic.product),
     *(draw_views.join, draw_views.split, draw_views.view, draw_views.view, draw_views.view, draw_views.copy),
     *(draw_views.create, draw_indexing.read, draw_indexing.add, draw_indexing.masked),
     *(draw_writes.pointwise, draw_writes.pointwise, draw_writes.copy, draw_writes.fill, draw_writes.indexed),
+    *(draw_numbers.special, draw_layouts.see),
 )
+IMAGES = (*(draw_layouts.convolve,) * 4, *(draw_layouts.follow,) * 4, *(draw_layouts.see,) * 4)
+CHANGING = (draw_numbers.changing,) * 4
 
 
-# -- whole programs ---------------------------------------------------------------------------
-def _input(b: Build) -> None:
-    if b.inputs and b.maybe(12):  # memory shared with another input, or the same tensor twice
+# -- inputs -----------------------------------------------------------------------------------
+def _input(b: Build, plain: bool = False) -> None:
+    if b.inputs and b.maybe(12) and not plain:  # memory shared with another input, or the same tensor twice
         other = b.one(b.state.names)
         b.add_input(other if b.maybe(3) or not b[other].dim() else f"{other}[{b.number(0, 1)}:]", other)
         return
     rank = b.one((0, 1, 1, 2, 2, 2, 3, 3, 4))
-    shape = [min(b.one(b.sizes), 64 if rank < 3 else 8) if not b.maybe(5) else 1 for _ in range(rank)]
+    shape = [_size(b, rank) for _ in range(rank)]
     dtype = b.one(("float32", "float32", "float32", "bfloat16", *FLOATS, "int64", *WHOLE, "bool"))
     flavour = b.one(("normal",) * 6 + ("ties",) * 3 + FLAVOURS)
     layout = b.one(("plain",) * 4 + ("transposed", "sliced", "expanded", "channels last", "offset"))
@@ -240,45 +58,136 @@ def _input(b: Build) -> None:
         code = f".transpose({(one := b.number(0, rank - 2))}, {b.number(one + 1, rank - 1)})"
     elif layout == "sliced" and rank:
         step, start = b.number(2, 3), b.number(0, 1)
-        shape[-1] = shape[-1] * step + start
+        shape[-1] = f"{shape[-1]} * {step} + {start}"
         code = f"[..., {start}::{step}]"
-    elif layout == "expanded" and rank and 0 not in shape:
+    elif layout == "expanded" and rank and "0" not in shape:
         place = b.number(0, rank - 1)
         wide = tuple(shape)
-        shape[place] = 1
-        code = f".expand({', '.join(map(str, wide))})"
+        shape[place] = "1"
+        code = f".expand({', '.join(wide)})"
     elif layout == "channels last" and rank == 4:
         code = ".to(memory_format=torch.channels_last)"
     elif layout == "offset" and rank:
-        shape[0] += 1
+        shape[0] = f"{shape[0]} + 1"
         code = "[1:]"
+    _add(b, dtype, shape, flavour, code)
+
+
+def _add(b: Build, dtype: str, shape: list[str], flavour: str = "normal", code: str = "") -> None:
     more = "" if flavour == "normal" else f", {flavour!r}"
-    b.add_input(f"numbers({dtype!r}, {tuple(shape)}, {b.number(0, 99)}{more}){code}")
+    b.add_input(f"numbers({dtype!r}, ({''.join(f'{n}, ' for n in shape)}), {b.number(0, 99)}{more}){code}")
 
 
-def draw(number: Callable[[int, int], int], most: int = MOST) -> FuzzProgram:
+def _size(b: Build, rank: int) -> str:
+    if b.maybe(5):
+        return "1"
+    symbols = [name for name in b.parameters if name.startswith("n")]
+    if symbols and not b.maybe(4):
+        return b.one(symbols)
+    return str(min(b.one(b.sizes), 64 if rank < 3 else 8))
+
+
+def _image(b: Build) -> None:
+    batch = _size(b, 4)
+    channels = str(b.one((3, 4, 8, 16)))
+    symbols = [name for name in b.parameters if name.startswith("n")]
+    rows, columns = (b.one(symbols or [str(n) for n in (4, 5, 7, 8)]) for _ in range(2))
+    _add(b, "float32", [batch if len(symbols) < 2 else "2", channels, rows, columns])
+
+
+# -- whole programs ---------------------------------------------------------------------------
+def draw(number: Callable[[int, int], int], most: int = MOST, kind: str = "plain") -> FuzzProgram:
     """A program for a source of numbers between two others."""
+    while True:
+        with suppress(Refused):
+            return {"plain": _plain, "symbolic": _symbolic, "transforms": _transforms}[kind](number, most)
+
+
+def _plain(number: Callable[[int, int], int], most: int) -> FuzzProgram:
     b = Build(number)
     b.sizes = tuple(b.one(SIZES) for _ in range(b.number(2, 4)))
-    for _ in range(b.number(1, 4)):
+    return _finished(b, most)
+
+
+def _symbolic(number: Callable[[int, int], int], most: int) -> FuzzProgram:
+    b = Build(number)
+    b.sizes = (1, 2, 3, 4)
+    sizes = [f"n{i}" for i in range(b.number(1, 3))]
+    b.numbers = tuple(name for name in ("k", "q") if b.maybe())
+    wrong_index = b.maybe(8)
+    b.parameters = (*sizes, *b.numbers, *(("at",) if wrong_index else ()))
+    training = b.maybe(3)
+    b.cases = tuple(_case(b, number == CASES - 1) for number in range(CASES))
+    b.states = [Eager(dict(zip(b.parameters, case, strict=True)), training=training) for case in b.cases]
+    if training:
+        _add(b, b.one(("float32", "float32", "bfloat16", "float64")), [_size(b, 3) for _ in range(b.number(1, 3))])
+    program = _finished(b, most // 2)
+    if training and not runs(program):
+        raise Refused("autograd does not take it")
+    return program
+
+
+def _case(b: Build, last: bool) -> tuple[object, ...]:
+    values: list[object] = []
+    for name in b.parameters:
+        if name == "k":
+            values.append(b.one((2, 2, 3, 4, 5, 6, 1, 0, -1)))
+        elif name == "q":
+            values.append(b.one((0.5, 2.0, -1.25, 0.1, 3.3, 1.0, 0.0, -0.0)))
+        elif name == "at":
+            values.append(99 if last else 0)
+        else:
+            values.append(b.one(SYMBOLIC_SIZES) if not b.maybe(20) else 1)
+    return tuple(values)
+
+
+def _finished(b: Build, most: int) -> FuzzProgram:
+    families = FAMILIES + (CHANGING if b.numbers else ())
+    if b.maybe(4):
+        families += IMAGES
+        _image(b)
+    for _ in range(b.number(0 if b.inputs else 1, 3 if b.inputs else 4)):
         _input(b)
     wanted = b.number(1, most)
+    index = b.add_input("torch.tensor([at, 0])") if "at" in b.parameters else None
     for _ in range(3 * wanted):
-        if len(b.lines) == wanted:
+        if len(b.lines) >= wanted:
             break
         with suppress(Refused):
-            b.one(FAMILIES)(b)
+            b.one(families)(b)
+    if index is not None:
+        _raise(b, index)
     return b.finish()
 
 
+def _raise(b: Build, index: str) -> None:
+    """A read behind the end, which only shows when the program runs, after writes and before others."""
+    with suppress(Refused):
+        draw_writes.pointwise(b)
+    x = b.pick(lambda t: t.dim() > 0 and t.shape[0] > 0)
+    code = b.one((f"{x}[{index}]", f"{x}.index_select(0, {index})", f"{x}.flatten().gather(0, {index})"))
+    b.define(code, x, index, raises=True)
+    with suppress(Refused):
+        draw_writes.pointwise(b)
+
+
+def _transforms(number: Callable[[int, int], int], most: int) -> FuzzProgram:
+    b = Build(number)
+    b.sizes = (1, 2, 3, 3, 4, 5, 7)
+    b.states = [Eager(training=True)]
+    _add(b, b.one(("float32", "float32", "float64")), [_size(b, 3) for _ in range(b.number(0, 3))])
+    return transformed(b, _finished(b, most // 2))
+
+
 @st.composite
-def programs(draw_value: st.DrawFn, most: int = MOST) -> FuzzProgram:
-    return draw(lambda low, high: draw_value(st.integers(low, high)), most)
+def programs(draw_value: st.DrawFn, most: int = MOST, kind: str = "plain") -> FuzzProgram:
+    return draw(lambda low, high: draw_value(st.integers(low, high)), most, kind)
 
 
-def numbered(seed: int, place: int) -> FuzzProgram:
+def numbered(seed: int, place: int, kind: str = "plain") -> FuzzProgram:
     """One of the programs of a seed. Hypothesis would try many alike, which pays for shrinking and not for breadth."""
-    return draw(random.Random(f"{seed}/{place}").randint)
+    mark = "" if kind == "plain" else f"/{kind}"
+    return draw(random.Random(f"{seed}/{place}{mark}").randint, kind=kind)
 
 
-__all__ = ["draw", "numbered", "programs"]
+__all__ = ["KINDS", "draw", "numbered", "programs"]

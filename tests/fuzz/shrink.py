@@ -13,6 +13,7 @@ from dataclasses import replace
 from tests.fuzz.check import check
 from tests.fuzz.eager import admitted
 from tests.fuzz.program import FuzzProgram, Line
+from tests.fuzz.run_program import runs
 
 TIMEOUT = 30
 ATTEMPTS = 400
@@ -24,7 +25,7 @@ def shrink(program: FuzzProgram, fails: Callable[[FuzzProgram], bool]) -> FuzzPr
     while smaller:
         smaller = False
         for candidate in _smaller(program):
-            if not admitted(candidate):
+            if not _is_fair(candidate):
                 continue
             attempts += 1
             if attempts > ATTEMPTS:
@@ -33,6 +34,11 @@ def shrink(program: FuzzProgram, fails: Callable[[FuzzProgram], bool]) -> FuzzPr
                 program, smaller = candidate, True
                 break
     return program
+
+
+def _is_fair(program: FuzzProgram) -> bool:
+    """Whether it could have been drawn."""
+    return runs(program) if program.transform is not None else admitted(program) and runs(program)
 
 
 def _smaller(program: FuzzProgram) -> Iterator[FuzzProgram]:

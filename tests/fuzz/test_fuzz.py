@@ -4,38 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from litz import pipeline
+from litz.errors import CaptureError
 from tests.fuzz import check as checking
 from tests.fuzz.check import check
 from tests.fuzz.eager import admitted
-from tests.fuzz.generate import numbered, programs
+from tests.fuzz.generate import KINDS, numbered, programs
 from tests.fuzz.program import FuzzProgram, Line
+from tests.fuzz.run_program import runs
 from tests.fuzz.shrink import shrink
+from tests.opinfo.through_dynamo import Watched
 
-SLICE = 60
 SEED = 2026
+SLICE = [*(("plain", place) for place in range(60)), *(("symbolic", place) for place in range(16))]
 
 
-@pytest.mark.parametrize("place", range(SLICE))
-def test_agrees_with_eager(place: int) -> None:
-    program = numbered(SEED, place)
+@pytest.mark.parametrize(("kind", "place"), SLICE)
+def test_agrees_with_eager(kind: str, place: int) -> None:
+    program = numbered(SEED, place, kind)
     verdict = check(str(program))
-    assert verdict.status in ("right", "eager"), f"{verdict.message}\n{program}"
+    assert verdict.status in ("right", "eager", "dynamo"), f"{verdict.message}\n{program}"
 
 
 @settings(deadline=None, max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(programs())
+@given(st.sampled_from(KINDS).flatmap(lambda kind: programs(kind=kind)))
 def test_what_is_drawn_runs_in_eager(program: FuzzProgram) -> None:
-    assert admitted(program)
+    assert runs(program) and (program.transform is not None or admitted(program))
 
 
-def test_a_number_stands_for_one_program() -> None:
-    assert str(numbered(3, 4)) == str(numbered(3, 4)) != str(numbered(3, 5))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_stands_for_one_program(kind: str) -> None:
+    assert str(numbered(3, 4, kind)) == str(numbered(3, 4, kind)) != str(numbered(3, 5, kind))
 
 
 PROGRAM = FuzzProgram(
@@ -84,6 +91,98 @@ def test_sees_memory_that_is_shared() -> None:
     with mock.patch.object(checking, "compile_function", compile_function):
         assert check(str(twice)).status == "right"
         assert "share memory" in check(str(apart)).message
+
+
+SIZED = FuzzProgram(
+    (Line("a = numbers('float32', (n, 3), 1)", ("a",)),),
+    (Line("v0 = a * k", ("v0",), ("a",), rounds=True), Line("v1 = v0.sum(0)", ("v1",), ("v0",), rounds=True)),
+    ("v0", "v1"), ("n", "k"), ((2, 2), (5, 3), (7, 5)), ("k",),
+)  # fmt: skip
+DIFFERENTIATED = replace(SIZED, training=True)
+TRANSFORMED = FuzzProgram(
+    PROGRAM.inputs, PROGRAM.lines[:1], ("v0",), transform="torch.func.jacrev(lambda a: base(a, b))(a)"
+)
+RAISING = replace(
+    SIZED,
+    lines=(Line("a.add_(1)", (), ("a",), "a"), Line("v0 = a[torch.tensor([k])]", ("v0",), ("a",), raises=True)),
+    outputs=("v0",), cases=((3, 2), (3, 9)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", [SIZED, DIFFERENTIATED, TRANSFORMED, RAISING])
+def test_what_goes_through_dynamo_is_right_in_eager(program: FuzzProgram) -> None:
+    with _backend(lambda module, inputs: module.forward):
+        verdict = check(str(program))
+    assert verdict.status == "right", verdict
+
+
+def _backend(compile_graph: Callable[..., Callable[..., object]]) -> Any:
+    return mock.patch.object(Watched, "backend", lambda self, module, inputs: compile_graph(module, inputs))
+
+
+def _only_at_first(module: Any, inputs: Any) -> Callable[..., object]:
+    """Right for the size it was compiled at."""
+    first: list[list[tuple[int, ...]]] = []
+
+    def run(*given: Any) -> object:
+        shapes = [tuple(x.shape) for x in given if isinstance(x, torch.Tensor)]
+        first[:] = first or [shapes]
+        found = module.forward(*given)
+        return found if shapes == first[0] else tuple(r * 2 if r.dim() == 2 else r for r in found)
+
+    return run
+
+
+def _without_gradient(module: Any, inputs: Any) -> Callable[..., object]:
+    return lambda *given: tuple(r.detach() for r in module.forward(*given))
+
+
+def _twice(module: Any, inputs: Any) -> Callable[..., object]:
+    """As if what raised were run once more, from the beginning."""
+
+    def run(*given: Any) -> object:
+        try:
+            return module.forward(*given)
+        except Exception:
+            return module.forward(*given)
+
+    return run
+
+
+def _another_error(module: Any, inputs: Any) -> Callable[..., object]:
+    def run(*given: Any) -> object:
+        try:
+            return module.forward(*given)
+        except IndexError as error:
+            raise RuntimeError from error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("program", "wrong"),
+    [
+        (SIZED, _only_at_first),
+        (DIFFERENTIATED, _without_gradient),
+        (TRANSFORMED, lambda module, inputs: lambda *given: tuple(r * 1.001 for r in module.forward(*given))),
+        (RAISING, _twice),
+        (RAISING, _another_error),
+    ],
+)
+def test_sees_what_is_wrong_through_dynamo(program: FuzzProgram, wrong: Callable[..., Any]) -> None:
+    with _backend(wrong):
+        verdict = check(str(program))
+    assert verdict.status == "wrong", verdict
+
+
+def test_what_may_be_left_to_eager_is_listed() -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise CaptureError("no trace")
+
+    with mock.patch.object(pipeline, "trace_joint", refuse):
+        for program in (PROGRAM, SIZED, DIFFERENTIATED, TRANSFORMED):
+            verdict = check(str(program))
+            assert verdict.status == "wrong" and "left to eager" in verdict.message, verdict
 
 
 def test_shrinks_to_what_fails() -> None:

@@ -23,7 +23,8 @@ from litz.pipeline import compile_function
 from litz.target import detect
 from tests.opinfo import judge
 from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS
-from tests.opinfo.samples import DTYPES, Case, copied, needing_grad, with_gradients
+from tests.opinfo.samples import DTYPES, Case, copied, with_gradients
+from tests.opinfo.through_dynamo import Watched, executable, flat
 
 SEED = 1234
 
@@ -88,8 +89,9 @@ def _check(case: Case) -> Result:
     compiled = _compiled(case, eager)
     if isinstance(compiled, Result):
         return compiled
-    executable, result = compiled
-    message, result.conditioned = judged(case, executable)
+    executable, ctx = compiled
+    message, conditioned = judged(case, executable)
+    result = _described(ctx, conditioned)
     if message is not None:
         result.status, result.message = "wrong", message
     return result
@@ -109,7 +111,7 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
         return "another number of random draws than eager's", False
     message = judge.untouched(case.tensors, eager_inputs, inputs)
     if message is None and case.operator not in SHARING:
-        results = len(eager) - (sum(t.requires_grad for t in needing_grad(inputs)) if case.backward else 0)
+        results = len(eager) - (sum(t.requires_grad for t in case.differentiated(inputs)) if case.backward else 0)
         message = judge.apart([*found[:results], *inputs], [*eager[:results], *eager_inputs])
     if message is not None:
         return message, False
@@ -129,26 +131,44 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
     return judge.compare(found, eager, referee, spread, biggest, case.operator not in ZERO_SIGNS)
 
 
-def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Result] | Result:
+def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Context] | Result:
     ctx = Context(Options(verify=True, snapshots=True), _target())
     strides = [r.stride() if isinstance(r, torch.Tensor) else None for r in eager]
     try:
         if case.backward:
             with torch.enable_grad():
-                forward = compile_function(case.forward, needing_grad(case.tensors), strides, ctx, True)
-            executable = lambda *tensors: with_gradients(forward, tensors)  # noqa: E731
+                forward = compile_function(case.forward, case.differentiated(case.tensors), strides, ctx, True)
+            executable = lambda *tensors: with_gradients(forward, case.differentiated(tensors))  # noqa: E731
         else:
             executable = compile_function(case.function, case.tensors, strides, ctx)
-    except CaptureError as error:
-        return Result("eager", f"not traced: {error.message}")
+    except CaptureError:
+        return _through_dynamo(case)
     except Exception as error:
         return Result("wrong", f"compiling raised {type(error).__name__}: {error}")
-    built = ctx.built[0]
+    return executable, ctx
+
+
+def _described(ctx: Context, conditioned: bool) -> Result:
+    """What was compiled, the backward included once it has run."""
     operators = [o for o in _OPERATOR.findall(ctx.report().snapshot("trace")) if not _is_view(o)]
-    elapsed = 1e3 * sum(ctx.timings.values())  # checks between stages are not counted
-    return executable, Result(
-        "right", kernels=built.kernels, operators=len(operators), calls=tuple(built.calls), compile_ms=round(elapsed, 2)
-    )
+    return Result(
+        "right", "", conditioned, sum(built.kernels for built in ctx.built), len(operators),
+        tuple(sorted({name for built in ctx.built for name in built.calls})),
+        round(1e3 * sum(ctx.timings.values()), 2),  # checks between stages are not counted
+    )  # fmt: skip
+
+
+def _through_dynamo(case: Case) -> Result:
+    """What cannot be traced at once may be compiled in pieces, which is for Dynamo and the front door to say."""
+    torch._dynamo.reset()
+    watched = Watched()
+    with watched.watching():
+        message, conditioned = judged(case, executable(case, torch.compile(flat(case), backend=watched.backend)))
+    if message is not None:
+        return Result("wrong", f"through Dynamo: {message}")
+    if watched.left_to_eager or not watched.graphs:
+        return Result("eager", next(iter(watched.left_to_eager), "Dynamo makes no graph of it"))
+    return Result("right", "", conditioned, watched.kernels, min(watched.kernels, 1), watched.calls)
 
 
 _OPERATOR = re.compile(r"target=torch\.ops\.(\w+\.\w+\.\w+)\]")

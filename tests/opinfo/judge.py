@@ -146,9 +146,7 @@ def sharing(tensors: Sequence[Any]) -> list[tuple[int, int]]:
     return found
 
 
-def untouched(
-    before: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-) -> str | None:
+def untouched(before: Sequence[Any], eager: Sequence[Any], found: Sequence[Any]) -> str | None:
     """What eager leaves as it was must be left, to the bit."""
     for place, (was, want, got) in enumerate(zip(before, eager, found, strict=True)):
         if identical(was, want) and not identical(was, got):
@@ -156,8 +154,10 @@ def untouched(
     return None
 
 
-def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+def identical(a: Any, b: Any) -> bool:
     """Equal to the bit, up to which NaN it is."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.layout is not torch.strided or a.is_quantized:

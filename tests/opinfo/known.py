@@ -25,7 +25,11 @@ ZERO_SIGNS: dict[str, str] = {}
 
 _OWN = "the schema promises results of their own; eager's kernel gives views of one, which autograd may not know of"
 # Operators of whose results eager does not say whether they share memory.
-SHARING: dict[str, str] = {"unsafe_chunk": _OWN, "unsafe_split": _OWN}
+SHARING: dict[str, str] = {
+    "unsafe_chunk": _OWN,
+    "unsafe_split": _OWN,
+    "nn.functional.dropout": "traced under autograd it copies where it does nothing, which eager does not",
+}
 
 _OUT = "an out= of another dtype: eager refuses it, torch's fake tensors accept it"
 # Operator and sample -> reason.

@@ -53,6 +53,7 @@ class Case:
     leaves: list[Any]
     spec: Any
     backward: bool = False  # the function gives the gradients as well
+    wanted: tuple[bool, ...] = ()  # which tensors take gradients, if not all that can
     positions: list[int] = field(init=False)  # of the tensors among the leaves
 
     def __post_init__(self) -> None:
@@ -67,7 +68,12 @@ class Case:
         return [copied(self.leaves[i]) for i in self.positions]
 
     def function(self, *tensors: torch.Tensor) -> list[Any]:
-        return with_gradients(self.forward, tensors) if self.backward else self.forward(*tensors)
+        return with_gradients(self.forward, self.differentiated(tensors)) if self.backward else self.forward(*tensors)
+
+    def differentiated(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors with a mark on those that take gradients."""
+        wanted = self.wanted or [True] * len(tensors)
+        return [t.detach().requires_grad_(w and _is_floating(t)) for t, w in zip(tensors, wanted, strict=True)]
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         leaves = list(self.leaves)
@@ -93,30 +99,25 @@ class Case:
         )  # fmt: skip
 
 
-def with_gradients(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The results, and the gradients of all floating tensors for fixed tangents; None where there is none."""
+def with_gradients(function: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> list[Any]:
+    """The results, and the gradients of what takes them for fixed tangents; None where there is none."""
     with torch.enable_grad():
-        leaves = needing_grad(tensors)
         results = function(*leaves)
         used = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         wanted = [t for t in leaves if t.requires_grad]
         gradients: Sequence[Any] = [None] * len(wanted)
         if used and wanted:
-            gradients = torch.autograd.grad(used, wanted, [_tangent(r) for r in used], allow_unused=True)
+            gradients = torch.autograd.grad(used, wanted, [tangent(r) for r in used], allow_unused=True)
     # How a gradient lies in memory is nobody's promise.
     laid_out = [g if g is None else g.contiguous() for g in gradients]
     return [*(r.detach() if isinstance(r, torch.Tensor) else r for r in results), *laid_out]
-
-
-def needing_grad(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [t.detach().requires_grad_(_is_floating(t)) for t in tensors]
 
 
 def _is_floating(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _tangent(result: torch.Tensor) -> torch.Tensor:
+def tangent(result: torch.Tensor) -> torch.Tensor:
     """Numbers around 1, exact in every type, none like its neighbours."""
     count = torch.arange(result.numel(), device=result.device)
     return (1 + (count * 7 % 16 - 8) / 16).to(result.dtype).reshape(result.shape)
@@ -172,7 +173,8 @@ def differentiable(entry: Any, dtype: str, first: int | None = None) -> Iterator
     for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=True)):
         if first is not None and number >= first:
             return
-        yield replace(_case(entry, dtype, str(number), sample), backward=True)
+        case = _case(entry, dtype, str(number), sample)
+        yield replace(case, backward=True, wanted=tuple(case.leaves[i].requires_grad for i in case.positions))
 
 
 def has_gradients(entry: Any, dtype: str) -> bool:

@@ -8,49 +8,16 @@ Here the numbers among an operator's arguments are arguments of the compiled fun
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from unittest import mock
 
 import torch
-from torch.utils import _pytree as pytree
 
-from litz.capture.backend import litz
-from litz.context import Context
 from tests.opinfo.check import Result, judged
-from tests.opinfo.samples import Case, with_gradients
+from tests.opinfo.samples import Case
 from tests.opinfo.sizes import variants
+from tests.opinfo.through_dynamo import Watched, executable, flat
 
 MOST_COMPILES = 2  # of one graph: three sizes are one program, and a guard may cost another
-
-
-class Watched:
-    """`torch.compile`'s backend, and all that Litz compiled since it was made."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-        self.contexts: list[Context] = []
-
-    def backend(self, graph_module: Any, example_inputs: Any) -> Any:
-        self.graphs += 1
-        return litz(graph_module, example_inputs)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        begin = Context.__post_init__
-
-        def noted(ctx: Context) -> None:
-            begin(ctx)
-            self.contexts.append(ctx)
-
-        with mock.patch.object(Context, "__post_init__", noted):
-            yield
-
-    @property
-    def left_to_eager(self) -> list[str]:
-        return [note for ctx in self.contexts for note in ctx.notes if note.startswith("left to eager")]
 
 
 def check_symbolic(case: Case) -> Result:
@@ -82,10 +49,8 @@ def _check(sizes: list[Case]) -> Result:
                 where = f"at {[tuple(t.shape) for t in case.tensors]}: " if case is not sizes[0] else ""
                 result.status, result.message = "wrong", where + message.split("\n\nSet TORCHDYNAMO")[0]
                 break
-    built = [b for ctx in watched.contexts for b in ctx.built]
-    result.kernels = sum(b.kernels for b in built)
+    result.kernels, result.calls = watched.kernels, watched.calls
     result.operators = min(result.kernels, 1)
-    result.calls = tuple(dict.fromkeys(name for b in built for name in b.calls))
     result.compiles = len(watched.contexts)
     result.compile_ms = round(1e3 * sum(sum(ctx.timings.values()) for ctx in watched.contexts), 2)
     if result.status == "wrong":
@@ -93,31 +58,9 @@ def _check(sizes: list[Case]) -> Result:
     if watched.left_to_eager:
         result.status, result.message = "eager", watched.left_to_eager[0]
     elif result.compiles > MOST_COMPILES * max(graphs, 1):
-        result.message = f"{result.compiles} compiles for {len(sizes)} sizes of {graphs} graphs"
+        why = f": {watched.per_size[0]}" if watched.per_size else ""
+        result.message = f"{result.compiles} compiles for {len(sizes)} sizes of {graphs} graphs{why}"
     return result
-
-
-def flat(case: Case) -> Callable[..., list[Any]]:
-    """The operator as a function of all its arguments' leaves."""
-    call, spec = case.call, case.spec
-
-    def run(*leaves: Any) -> list[Any]:
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return pytree.tree_leaves(call(*args, **kwargs))
-
-    return run
-
-
-def executable(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of leaves as one of the case's tensors, that gives what `case.function` does."""
-
-    def forward(*tensors: torch.Tensor) -> list[Any]:
-        leaves = list(case.leaves)
-        for position, tensor in zip(case.positions, tensors, strict=True):
-            leaves[position] = tensor
-        return function(*leaves)
-
-    return (lambda *tensors: with_gradients(forward, tensors)) if case.backward else forward
 
 
 def _excused(sizes: list[Case], result: Result) -> Result:
@@ -133,4 +76,4 @@ def _excused(sizes: list[Case], result: Result) -> Result:
     return result
 
 
-__all__ = ["Watched", "check_symbolic", "executable", "flat"]
+__all__ = ["check_symbolic"]

@@ -1,0 +1,15 @@
+"""What programs may be left to eager for. Anything else left to eager fails, and so does an entry no longer needed."""
+
+from __future__ import annotations
+
+import re
+
+# What the note says -> why that is as it is.
+REASONS: dict[str, str] = {}
+
+
+def reason_for(message: str) -> str | None:
+    return next((why for pattern, why in REASONS.items() if re.search(pattern, message)), None)
+
+
+__all__ = ["REASONS", "reason_for"]

@@ -1,0 +1,186 @@
+"""What the exact results of a program are, and how far they move.
+
+In: its source and one of its cases. Out: the results in float64; and how far each moves when each input, and each
+result marked as rounded, moves by one unit in its last place.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.fuzz.numbers import numbers
+from tests.fuzz.program import ROUNDS
+from tests.fuzz.run_program import Outcome, Space, namespace, run
+
+PATTERNS = 12
+_NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
+_CAST = re.compile(r"\.to\((torch\.\w+)\)(?=  " + ROUNDS + ")")
+Case = tuple[Any, ...]
+
+
+def referee(source: str, case: Case) -> Outcome:
+    with _default_dtype(torch.float64):
+        return run(_wide(source), case)
+
+
+def _wide(source: str, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Space:
+    """The same program in float64."""
+
+    def given(*args: Any) -> torch.Tensor:
+        narrow = numbers(*args)
+        if nudge is not None:
+            return nudge(narrow)
+        return narrow.to(torch.float64) if narrow.is_floating_point() else narrow
+
+    return namespace(_widened(source), given)
+
+
+def _widened(source: str) -> str:
+    # A cast from one type to another makes a copy, in float64 as well.
+    return _NARROW.sub("torch.float64", _CAST.sub(r".to(\1, copy=True)", source))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# -- how far results move ---------------------------------------------------------------------
+def spread(source: str, case: Case) -> list[Any] | None:
+    types: dict[str, torch.dtype] = {}
+    narrow = namespace(source)
+
+    def note(t: torch.Tensor, place: str) -> torch.Tensor:
+        types[place] = t.dtype
+        return t
+
+    results = run(_stepped(narrow, source, note), case).everything
+    middle = referee(source, case).everything
+    far = [torch.zeros(t.shape, dtype=torch.float64) if isinstance(t, torch.Tensor) else None for t in middle]
+    for pattern in range(PATTERNS):
+
+        def move(t: torch.Tensor, place: str, pattern: int = pattern) -> torch.Tensor:
+            dtype = types.get(place, torch.float64)
+            return t * _factor(t, dtype, pattern) if dtype.is_floating_point else t
+
+        wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
+        with _default_dtype(torch.float64):
+            moved = run(_stepped(wide, _widened(source), move), case).everything
+        if len(moved) != len(middle):
+            return None
+        for place, (a, b) in enumerate(zip(middle, moved, strict=True)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.is_floating_point():
+                # Where one of the two is no number, nothing is known of the distance.
+                distance = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(0, 0, 0)
+                far[place] = torch.maximum(far[place], distance)
+    _add_error_of_float32(source, case, results, middle, far)
+    return far
+
+
+def _add_error_of_float32(source: str, case: Case, results: list[Any], middle: list[Any], far: list[Any]) -> None:
+    """Float64 has no wider referee. Eager's error there is taken from its error in float32, scaled down."""
+    single = namespace(
+        _CAST.sub(r".to(\1, copy=True)", source).replace("torch.float64", "torch.float32"),
+        lambda dtype, *more: numbers("float32" if dtype == "float64" else dtype, *more),
+    )
+    scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    for place, rough in enumerate(run(single, case).everything):
+        if isinstance(rough, torch.Tensor) and results[place].dtype is torch.float64 and rough.numel():
+            far[place] += scale * (middle[place] - rough).abs().nan_to_num(0, 0, 0).max()
+
+
+def _nudged(tensor: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Tensor:
+    """In float64, each number one unit in the last place of the type up or down; equal ones go the same way."""
+    if not tensor.is_floating_point():
+        return tensor
+    wide = tensor.to(torch.float64)
+    return torch.where(wide.isfinite(), wide * _factor(wide, dtype, pattern), wide)
+
+
+def _factor(wide: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Tensor:
+    wide = wide.detach()
+    signs = torch.where(torch.sin(wide.nan_to_num(0, 0, 0) * 12345.678 + 2.5 * pattern) > 0, 1.0, -1.0)
+    return 1 + torch.finfo(dtype).eps * signs
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A statement; the last one is the result."""
+
+    code: Any
+    rounded: str | None  # what the statement made or wrote, if it rounds
+    writes: bool
+
+
+def _stepped(space: Space, source: str, after: Callable[[torch.Tensor, str], torch.Tensor]) -> Space:
+    """The program with something done to what each statement rounds."""
+    name = "base" if "base" in space else "program"
+    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    steps = _steps(source.splitlines(), function)
+    names = [argument.arg for argument in function.args.args]
+    differentiated = name == "base" or bool(space.get("TRAINING"))
+
+    def run_stepwise(*given: Any) -> Any:
+        values = {"torch": torch, **dict(zip(names, given, strict=True))}
+        for place, step in enumerate(steps[:-1]):
+            exec(step.code, values)
+            if step.rounded is None:
+                continue
+            if not step.writes and differentiated:
+                values[step.rounded] = after(values[step.rounded], f"{place}")
+            elif not differentiated:
+                # Whoever shares its memory sees it move as well. Where gradients flow, a write cannot be moved.
+                target = values[step.rounded]
+                target.copy_(after(target, f"{place}"))
+        return eval(steps[-1].code, values)
+
+    space[name] = run_stepwise  # in the namespace itself, where `program` looks `base` up
+    return space
+
+
+def _steps(lines: list[str], function: ast.FunctionDef) -> list[_Step]:
+    found = []
+    for statement in function.body[:-1]:
+        rounds = lines[statement.lineno - 1].endswith(ROUNDS)
+        code = compile(ast.Module([statement], []), "<step>", "exec")
+        found.append(_Step(code, _touched(statement) if rounds else None, _is_write(statement)))
+    last = function.body[-1]
+    assert isinstance(last, ast.Return) and last.value is not None
+    return [*found, _Step(compile(ast.Expression(last.value), "<results>", "eval"), None, False)]
+
+
+def _is_write(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr):
+        return True
+    assert isinstance(statement, ast.Assign)
+    if isinstance(statement.targets[0], ast.Subscript):
+        return True
+    value = statement.value
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_")
+
+
+def _touched(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Expr):
+        assert isinstance(statement.value, ast.Call) and isinstance(statement.value.func, ast.Attribute)
+        place: ast.expr = statement.value.func.value
+    else:
+        assert isinstance(statement, ast.Assign)
+        (place,) = statement.targets
+        place = place.value if isinstance(place, ast.Subscript) else place
+    assert isinstance(place, ast.Name), "only single results are rounded"
+    return place.id
+
+
+__all__ = ["referee", "spread"]

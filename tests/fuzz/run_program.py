@@ -1,0 +1,98 @@
+"""A program run once: what it returns, its gradients, what it leaves in its inputs, what it raises.
+
+In: the namespace of a program's source, and one of its cases. Out: an `Outcome`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.fuzz.numbers import numbers
+from tests.fuzz.program import FuzzProgram
+from tests.opinfo.samples import tangent
+
+SEED = 1234
+Space = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    returned: list[Any]
+    gradients: list[Any]
+    inputs: list[Any]  # as they are afterwards
+    error: type[Exception] | None = None
+    message: str = ""
+
+    @property
+    def everything(self) -> list[Any]:
+        return [*self.returned, *self.gradients, *self.inputs]
+
+
+def namespace(source: str, given: Callable[..., torch.Tensor] = numbers) -> Space:
+    found: Space = {"__name__": "drawn"}
+    exec(source, found)
+    found["numbers"] = given
+    return found
+
+
+def cases_of(space: Space) -> list[tuple[Any, ...]]:
+    return space.get("CASES") or [()]
+
+
+def is_traced(space: Space) -> bool:
+    """Whether the program goes through Dynamo."""
+    return "CASES" in space or "base" in space
+
+
+@contextmanager
+def mode_of(space: Space) -> Iterator[None]:
+    """Gradients on or off, as the program is meant to run."""
+    with warnings.catch_warnings(), torch.set_grad_enabled("base" in space or bool(space.get("TRAINING"))):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run(space: Space, case: tuple[Any, ...], program: Callable[..., list[Any]] | None = None) -> Outcome:
+    """`program` in place of the source's own, for the same inputs."""
+    program = program or space["program"]
+    given = space["inputs"](*case)
+    taken = [_leaf(x) for x in given] if space.get("TRAINING") else given
+    torch.manual_seed(SEED)
+    try:
+        returned = list(program(*taken))
+        gradients = _gradients(returned, taken) if space.get("TRAINING") else []
+    except Exception as error:
+        return Outcome([], [], given, type(error), str(error))
+    return Outcome([r.detach() if isinstance(r, torch.Tensor) else r for r in returned], gradients, given)
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
+def _gradients(returned: Sequence[Any], taken: Sequence[Any]) -> list[Any]:
+    used = [r for r in returned if isinstance(r, torch.Tensor) and r.requires_grad]
+    wanted = [t for t in taken if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not used or not wanted:
+        return [None] * len(wanted)
+    found = torch.autograd.grad(used, wanted, [tangent(r) for r in used], allow_unused=True)
+    return [None if g is None else g.contiguous() for g in found]  # how a gradient lies in memory is nobody's promise
+
+
+def runs(program: FuzzProgram) -> bool:
+    """Whether eager takes all of it, gradients included; only a statement that is meant to raise may."""
+    space = namespace(str(program))
+    with mode_of(space):
+        errors = [run(space, case).error for case in cases_of(space)]
+    return not any(errors) or any(line.raises for line in program.lines)
+
+
+__all__ = ["Outcome", "Space", "cases_of", "is_traced", "mode_of", "namespace", "run", "runs"]
