@@ -127,7 +127,10 @@ def _verify_sizes(program: Program) -> None:
             continue
         if not 0 <= source.input < len(program.inputs):
             _fail(f"size {source.name} comes from input {source.input}", "an input of the program", source.name)
-        if (source.dim is None) != (program.inputs[source.input] is None):
+        name = program.inputs[source.input]
+        if source.dim is None and name is not None and program.buffers[name].size is ONE:
+            continue  # the one number that a tensor holds
+        if (source.dim is None) != (name is None):
             _fail(f"size {source.name} is dim {source.dim} of {program.inputs[source.input]}",
                   "a dimension of a tensor, or an input that is a number", source.name)  # fmt: skip
     for number in program.numbers:

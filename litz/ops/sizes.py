@@ -48,6 +48,12 @@ def number_held(value: Any) -> str | None:
     return found.name if isinstance(found, Formula) and found.text == found.name else None
 
 
+def whole_held(value: Any) -> str | None:
+    """The symbol of the whole number that a fake tensor of one element holds, where Dynamo has given it one."""
+    held = value.item_memo if isinstance(value, FakeTensor) else None
+    return size_name(held) if isinstance(held, torch.SymInt) else None
+
+
 def size_name(size: torch.SymInt) -> str | None:
     """The symbol's name if the size is just one symbol."""
     found = symbolic_size(size)
@@ -61,10 +67,9 @@ def size_sources(values: Iterable[Any]) -> tuple[SizeSource, ...]:
     """Where, among arguments such as these, the value of each size is found: the first place that tells it."""
     found: dict[str, SizeSource] = {}
     for position, value in enumerate(values):
-        if isinstance(value, torch.SymInt):
-            name = size_name(value)
-            if name is not None:
-                found.setdefault(name, SizeSource(name, position))
+        name = size_name(value) if isinstance(value, torch.SymInt) else whole_held(value)
+        if name is not None:
+            found.setdefault(name, SizeSource(name, position))
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             name = size_name(size) if isinstance(size, torch.SymInt) else None
             if name is not None:

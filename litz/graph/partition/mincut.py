@@ -22,7 +22,7 @@ from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 from litz.graph.sizes import likely, sizes_as_arguments
-from litz.ops.sizes import number_held, size_sources
+from litz.ops.sizes import number_held, size_sources, whole_held
 
 aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     plain += [n for n in _measured(graph, placeholders) if n not in plain]
     # A float that varies is used in the backward as a size is.
-    held = [p for p in primals if number_held(p.meta.get("val")) is not None]
+    held = [p for p in primals if (number_held(p.meta.get("val")) or whole_held(p.meta.get("val"))) is not None]
     tensors = [n for n in dict.fromkeys((*kept, *held)) if isinstance(n.meta.get("val"), torch.Tensor)]
     number = {n: i for i, n in reversed(list(enumerate(forward_results))) if isinstance(n, fx.Node)}
     place = {n: i for i, n in enumerate(primals)}
@@ -90,6 +90,8 @@ def _measured(graph: fx.Graph, inputs: list[fx.Node]) -> list[fx.Node]:
     for source in size_sources(n.meta.get("val") for n in inputs):
         assert source.input is not None
         node = inputs[source.input]
+        if source.dim is None and isinstance(node.meta["val"], torch.Tensor):
+            continue  # the tensor that holds it is kept itself
         if source.dim is not None:
             with graph.inserting_after(inputs[-1]):
                 size = graph.call_function(aten.sym_size.int, (node, source.dim))
