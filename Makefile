@@ -69,6 +69,7 @@ test-ecosystem: $(ECOSYSTEM)/.litz-ready
 test-ops: setup
 	$(BIN)/python -m tests.opinfo.sweep $(SWEEP)
 
+# Random programs. FUZZ holds the options, such as FUZZ="--symbolic --programs 5000" or FUZZ="--transforms".
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 

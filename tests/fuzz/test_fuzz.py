@@ -24,7 +24,8 @@ from tests.fuzz.shrink import shrink
 from tests.opinfo.through_dynamo import Watched
 
 SEED = 2026
-SLICE = [*(("plain", place) for place in range(60)), *(("symbolic", place) for place in range(16))]
+SIZES = {"plain": 60, "symbolic": 16, "transforms": 10}
+SLICE = [(kind, place) for kind, count in SIZES.items() for place in range(count)]
 
 
 @pytest.mark.parametrize(("kind", "place"), SLICE)
