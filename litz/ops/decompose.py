@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from litz.ops.refused import is_refused
 from litz.ops.registry import LOWERINGS
 
 _NAMES = (
@@ -35,16 +36,19 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         for overload in packet.overloads() if packet is not None else ():
             operator = getattr(packet, overload)
             if operator in decomposition_table and operator not in LOWERINGS and "out" not in overload:
-                found[operator] = _but_bytes(decomposition_table[operator])
+                found[operator] = _as_eager(operator, decomposition_table[operator])
     return found
 
 
-def _but_bytes(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Bytes go to the operator itself: eager interpolates images in whole numbers, and rounds in a way of its own."""
+def _as_eager(operator: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Bytes go to the operator itself: eager interpolates images in whole numbers, and rounds in a way of its own.
+    So do types that eager refuses, which the parts might take."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if first is not None and first.dtype is torch.uint8:
+            return NotImplemented
+        if is_refused(operator, args, kwargs, None):
             return NotImplemented
         return decomposition(*args, **kwargs)
 

@@ -60,6 +60,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, dtype_of, operand
+from litz.ops.refused import is_refused
 from litz.ops.registry import LOWERINGS, lowering_of
 from litz.ops.sizes import number_held, number_sources, size_sources
 
@@ -168,13 +169,16 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
             return seen
     if target is aten.copy_.default:
         return _write_input(builder, node, *args)
-    functional = functional_form(target)
+    functional, lowering = functional_form(target), lowering_of(target)
+    if (functional is not None or lowering is not None) and target.namespace == "aten":
+        given, named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+        if is_refused(target, given, named, node.meta.get("val")):
+            return builder.call(node, args, kwargs, "eager refuses these types or numbers")
     if functional is not None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
         # Compute aside, then write over: what the operator does, in two steps that fusion may join.
         result = LOWERINGS[functional](builder, node, *args, **kwargs)
         if isinstance(result, View):
             return _write_over(builder, node, args[0], result)
-    lowering = lowering_of(target)
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
     if not _typed(args, node.meta.get("val")):

@@ -123,6 +123,27 @@ def test_two_arguments_as_torch(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, eager(left, right), rtol=1e-6, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_remainders_of_any_numbers(dtype: torch.dtype) -> None:
+    """Exact whatever the quotient, which may have thousands of bits: numbers of random bits, and what is denormal."""
+    generator, count = torch.Generator().manual_seed(0), 5003
+    bits, least = (torch.int32, 1e-40) if dtype is torch.float32 else (torch.int64, 1e-310)
+
+    def anything() -> torch.Tensor:
+        limits = torch.iinfo(bits)
+        return torch.randint(limits.min, limits.max, (count,), generator=generator, dtype=bits).view(dtype)
+
+    small = torch.randn(count, generator=generator, dtype=dtype) * least
+    for pair in ((anything(), anything()), (anything(), small), (small, small.flip(0)), (anything(), small * 0)):
+        with np.errstate(all="ignore"):
+            expected = torch.from_numpy(np.fmod(*(x.numpy() for x in pair)))
+        (found,) = run(over_each(pair, "fmod", from_torch(dtype) or ""), pair)
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(found.isnan(), expected.isnan())
+        number = ~expected.isnan()
+        assert torch.equal(found[number].signbit(), expected[number].signbit())
+
+
 @pytest.mark.parametrize("name", ["floor_div", "trunc_div", "remainder", "fmod", "shl", "shr", "abs", "neg"])
 @pytest.mark.parametrize("dtype", ["i64", "i32", "i16", "i8", "u8"])
 def test_integers_at_their_limits(name: str, dtype: str) -> None:

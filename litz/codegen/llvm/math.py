@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from litz.codegen.llvm.arithmetic import Arithmetic
 from litz.codegen.llvm.convert import convert
 from litz.codegen.llvm.functions import sleef
-from litz.codegen.llvm.writer import Operand, Writer, llvm_type
+from litz.codegen.llvm.writer import Operand, Writer
 
 Inline = Callable[["Arithmetic", Sequence[str]], str]
 
@@ -217,12 +217,46 @@ def _trunc_div(m: Arithmetic, args: Sequence[str]) -> str:
 def _fmod(m: Arithmetic, args: Sequence[str]) -> str:
     if m.kind != "float":
         return _int_division(m, "rem", *args)
-    if m.dtype != "f32":
-        return sleef(m.w, "fmod", "-", [Operand(a, m.dtype, m.lanes) for a in args]).text
-    # In doubles, where it is exact as well: SLEEF's own for floats is not a number once the quotient overflows.
-    wide = llvm_type("f64", m.lanes)
-    doubles = [Operand(m.w.let(f"fpext {m.t} {a} to {wide}"), "f64", m.lanes) for a in args]
-    return m.w.let(f"fptrunc {wide} {sleef(m.w, 'fmod', '-', doubles).text} to {m.t}")
+    x, size, divisor = args[0], m.fabs(args[0]), m.fabs(args[1])
+    rest = m.w.slot(m.t)
+    m.w.emit(f"store {m.t} {_rest(m, size, divisor)}, ptr {rest}")
+    near = m.cmp("olt", size, m.i("fmul", divisor, m.c(2.0**22 if m.dtype == "f32" else 2.0**51)))
+    every = near if m.lanes == 1 else m.w.intrinsic("llvm.vector.reduce.and", m.bool_t, near, result="i1")
+    with m.w.when(m.w.let(f"xor i1 {every}, true")):
+        m.w.emit(f"store {m.t} {_rest_of_large(m, size, divisor)}, ptr {rest}")
+    return m.w.intrinsic("llvm.copysign", m.t, m.w.let(f"load {m.t}, ptr {rest}"), x)
+
+
+def _rest_of_large(m: Arithmetic, x: str, divisor: str) -> str:
+    """The same for a quotient of more bits than the type has: taken off in pieces of fifty bits, in doubles."""
+    w, wide = m.w, Arithmetic(m.w, "f64", m.lanes)
+    most = 2046 if m.dtype == "f64" else 250  # bits of a quotient beyond those of the last piece
+    if m.dtype != "f64":
+        x, divisor = (m.cast("fpext", a, m.t, wide.t) for a in (x, divisor))
+    rest = w.slot(wide.t)
+    w.emit(f"store {wide.t} {x}, ptr {rest}")
+    with w.loop("0", str(most // 50 + 2)) as step:
+        shift = w.let(f"sub i64 {most}, {w.mul(step, '50')}")
+        shift = w.intrinsic("llvm.smax", "i64", shift, "0")
+        first = w.minimum(shift, "1023")
+        scaled = divisor
+        for exponent in (first, w.let(f"sub i64 {shift}, {first}")):
+            bits = w.let(f"shl i64 {w.add(exponent, '1023')}, 52")
+            power = w.splat(Operand(w.let(f"bitcast i64 {bits} to double"), "f64", 1), m.lanes)
+            scaled = wide.i("fmul", scaled, power.text)
+        old = w.let(f"load {wide.t}, ptr {rest}")
+        w.emit(f"store {wide.t} {_rest(wide, old, scaled)}, ptr {rest}")
+    found = w.let(f"load {wide.t}, ptr {rest}")
+    return found if m.dtype == "f64" else m.cast("fptrunc", found, wide.t, m.t)
+
+
+def _rest(m: Arithmetic, x: str, divisor: str) -> str:
+    """What is left of `x` after division, exactly, if the quotient has fewer bits than the type; none is negative."""
+    quotient = m.w.intrinsic("llvm.trunc", m.t, m.i("fdiv", x, divisor))
+    rest = m.fma(m.w.let(f"fneg {m.t} {quotient}"), divisor, x)
+    rest = m.select(m.cmp("olt", rest, m.c(0.0)), m.i("fadd", rest, divisor), rest)  # the quotient was rounded up
+    whole = m.i("and", m.cmp("oeq", divisor, m.c(pymath.inf)), m.cmp("olt", x, m.c(pymath.inf)), m.bool_t)
+    return m.select(whole, x, rest)
 
 
 def _remainder(m: Arithmetic, args: Sequence[str]) -> str:
