@@ -152,6 +152,7 @@ def test_every_compile_of_the_process_has_a_report_that_says_what_it_is_and_why(
 
 def test_what_is_left_to_eager_names_the_line_of_the_user() -> None:
     torch._dynamo.reset()
+    leave._warned.clear()
 
     def refused(x: torch.Tensor) -> torch.Tensor:
         return torch.ones(3, device="meta") + x.sin()

@@ -196,14 +196,14 @@ class Editor:
             copy = self.call(aten.clone.default, (node,), {"memory_format": layout}, before, node)
             if same_layout(copy.meta["val"], like):
                 return copy
-            self.erase(copy)
+            self.erase(copy, keep=node)
         order = sorted(range(like.dim()), key=lambda d: (-likely(like.stride(d)), d))
         permuted = self.call(aten.permute.default, (node, order), {}, before, node)
         copy = self.call(aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}, before, node)
         result = self.call(aten.permute.default, (copy, [order.index(d) for d in range(like.dim())]), {}, before, node)
         if same_layout(result.meta["val"], like):
             return result
-        self.erase(result)
+        self.erase(result, keep=node)
         return self._copy_with_gaps(node, like, before)
 
     def _copy_with_gaps(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
@@ -219,12 +219,12 @@ class Editor:
             raise Refused(f"strides {tuple(like.stride())} of a result cannot be restored")
         return result
 
-    def erase(self, node: fx.Node) -> None:
-        """Removes the node if nobody uses it, and what that leaves unused."""
+    def erase(self, node: fx.Node, keep: fx.Node | None = None) -> None:
+        """Removes the node if nobody uses it, and what that leaves unused, but for `keep`, which waits for users."""
         todo = [node]
         while todo:
             dead = todo.pop()
-            if dead.users or dead._erased or dead.op not in ("call_function", "get_attr"):
+            if dead is keep or dead.users or dead._erased or dead.op not in ("call_function", "get_attr"):
                 continue
             if dead.op == "call_function" and not is_pure(dead.target) and not is_dead(dead):
                 continue

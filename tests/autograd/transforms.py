@@ -656,6 +656,8 @@ def linear_algebra() -> Program:
         return torch.linalg.cholesky(m).diagonal().log().sum() + torch.linalg.solve(m, a).sum()
 
     return vmap(grad(inner)), given((2, 3, 3))
+
+
 @program
 def complex_jacobian() -> Program:
     def inner(x: torch.Tensor) -> torch.Tensor:

@@ -124,6 +124,8 @@ def suitable(every: list[Case]) -> Case | None:
 
 def _of_images(case: Case) -> Case | None:
     """The case on an image of the numbers that its first tensor has."""
+    if not case.leaves:
+        return None
     leaf = case.leaves[0]
     if case.operator.startswith("_segment_reduce"):
         return None  # its offsets count the elements it was drawn with
