@@ -7,6 +7,7 @@
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
+# make bench-scaling   how the time of each stage grows with the program
 # make bench-optimizers   steps of optimizers, compiled, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
@@ -17,7 +18,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers lint format
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling lint format
 
 setup: $(READY)
 
@@ -47,6 +48,9 @@ bench: setup
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training
+
+bench-scaling: setup
+	$(BIN)/python -m benchmarks.scaling $(SCALING)
 
 bench-optimizers: setup
 	$(BIN)/python -m benchmarks.optimizers $(OPTIMIZERS)
