@@ -56,6 +56,8 @@ def is_refused(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[
     types = tuple(t.dtype for t in tensors)
     if set(types) in _ORDINARY or torch.Tag.nondeterministic_seeded in target.tags:
         return False
+    if target._schema.name.endswith("_backward"):
+        return False  # its forward was asked; and fakes of what a forward saves do not always have the types of eager's
     if any(t.device.type != "cpu" for t in tensors):
         return False
     if not given and _shape_argument(target) is None and not _few(tensors):
