@@ -7,7 +7,7 @@
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
-# make bench-scaling   how the time of each stage grows with the program
+# make bench-scaling   how each stage's time grows with the program; SCALING="chain woven" for some families of programs
 # make bench-optimizers   steps of optimizers, compiled, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 

@@ -19,6 +19,9 @@ from litz.loop.ir import Call
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.
 _PARALLEL_WORK = 1 << 16
+# Lines of one function: what LLVM needs for a function grows faster than the function.
+_LONGEST_PART = 512
+_PARAMETERS = "ptr %slots, ptr %workspace, ptr %sizes, ptr %error"
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,11 @@ def _call(kernel: Rendered, buffers: list[str], workspace: str, error: str, begi
 
 
 class HostWriter:
-    """One host function."""
+    """One host function; a long one is several, called one after the other."""
 
     def __init__(self, module: Module, name: str, slots: dict[str, int], threads: int, sizes: tuple[str, ...]):
         self.w, self.name, self.slots, self.threads, self.sizes = Writer(module), name, slots, threads, sizes
+        self.parts: list[str] = []
 
     def pointer(self, buffer: str) -> str:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
@@ -97,6 +101,7 @@ class HostWriter:
 
     def launch(self, launches: Sequence[Launch]) -> None:
         """Kernels that wait for nothing of each other."""
+        self._make_room()
         if len(launches) == 1:
             self._launch(*launches)
             return
@@ -129,12 +134,36 @@ class HostWriter:
 
     def call(self, call: Call) -> list[str]:
         """A library operator through the C shim; the buffers it allocated."""
+        self._make_room()
         return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes)
 
     def release(self, buffers: list[str]) -> None:
         for name in buffers:
             shim.release(self.w, self.w.module, self.pointer(shim.handle_slot(name)))
 
-    def finish(self) -> None:
+    def _make_room(self) -> None:
+        if len(self.w.lines) >= _LONGEST_PART:
+            self._close_part()
+
+    def _close_part(self) -> None:
+        self.parts.append(f"{self.name}.{len(self.parts)}")
         self.w.emit("ret void")
-        self.w.define(self.name, "ptr %slots, ptr %workspace, ptr %sizes, ptr %error")
+        self.w.define(self.parts[-1], _PARAMETERS)
+        self.w = Writer(self.w.module)
+
+    def finish(self) -> None:
+        if self.parts:
+            self._close_part()
+            for part in self.parts:
+                self.w.emit(f"call void @{part}({_PARAMETERS})")
+                if part != self.parts[-1]:
+                    self._stop_after_failure()
+        self.w.emit("ret void")
+        self.w.define(self.name, _PARAMETERS)
+
+    def _stop_after_failure(self) -> None:
+        """Return if the part just called ended early: at an operator that failed, since what follows would read what
+        it has not made, or ahead of the first effect. After an index out of range alone, steps go on: those that come
+        release what others hold."""
+        code = self.w.let("load i32, ptr %error")
+        shim.stop_if(self.w, self.w.let(f"icmp sgt i32 {code}, {shim.INDEX_OUT_OF_RANGE}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Union
 
 from litz.codegen import batch, host, shim
@@ -50,7 +51,8 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     host.declare_runtime(module)
     native = shim.native_calls(program)
     slots = _slots(program, native)
-    held: dict[str, int] = {}  # buffers whose handles native code holds -> step of their last use
+    held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
+    overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
     sizes = tuple(s.name for s in program.sizes)
     kernels = _Kernels(program, ctx.target, module, sizes)
     plan: list[Item] = []
@@ -65,7 +67,7 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             writer = None
 
     for positions in batch.batches(program, layout):
-        at, last = positions[0], positions[-1]
+        at = positions[0]
         step = program.steps[at]
         if at in layout.pauses:
             close()
@@ -73,17 +75,20 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             close()
             plan.append(step)
             starts.append(at)
+            overdue += held.pop(at, [])
             continue
         if writer is None:
             starts.append(at)
             writer = host.HostWriter(module, f"run{len(plan)}", slots, ctx.target.threads, sizes)
         elif at == layout.first_effect:
-            writer.stop_if_failed(list(held))
+            writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         if isinstance(step, Call):
-            held.update((name, layout.last_use[name]) for name in writer.call(step))
+            for name in writer.call(step):
+                held.setdefault(layout.last_use[name], []).append(name)
         else:
             writer.launch([kernels.launch(program.steps[position], len(positions) > 1) for position in positions])
-        writer.release(_dead(held, last))
+        writer.release([*overdue, *(name for position in positions for name in held.pop(position, ()))])
+        overdue = []
     close()
     return Rendering(
         module.text(),
@@ -174,14 +179,6 @@ def _slots(program: Program, native: frozenset[str]) -> dict[str, int]:
         if call.name in native:
             names += [shim.handle_slot(v.buffer) for v in call.results if v is not None]
     return {name: i for i, name in enumerate(names)}
-
-
-def _dead(held: dict[str, int], at: int) -> list[str]:
-    """Take out of `held` the buffers that no step after `at` uses."""
-    names = [name for name, last in held.items() if last <= at]
-    for name in names:
-        del held[name]
-    return names
 
 
 def _anonymous(kernel: Kernel, order: tuple[str, ...]) -> Kernel:

@@ -45,18 +45,19 @@ def operator_of(call: Call) -> torch._ops.OpOverload:
 
 def native_calls(program: Program) -> frozenset[str]:
     """Names of the calls made from native code: the shim has them, and no Python code needs their results."""
-    native = {c.name for c in program.calls if c.target in SHIMS and _describable(c)}
-    leaving = {v.buffer for v in program.outputs if isinstance(v, View)}
-    while True:
-        from_python = leaving | {name for c in program.calls if c.name not in native for name in c.reads}
-        kept = {
-            c.name
-            for c in program.calls
-            if c.name in native and (c.target in OUT_VARIANTS or not from_python & set(c.writes))
-        }
-        if kept == native:
-            return frozenset(native)
-        native = kept
+    native = {c.name: c for c in program.calls if c.target in SHIMS and _describable(c)}
+    makers: dict[str, list[Call]] = {}
+    for call in native.values():
+        if call.target not in OUT_VARIANTS:
+            for name in call.writes:
+                makers.setdefault(name, []).append(call)
+    from_python = [v.buffer for v in program.outputs if isinstance(v, View)]
+    from_python += [name for c in program.calls if c.name not in native for name in c.reads]
+    while from_python:
+        for call in makers.pop(from_python.pop(), ()):
+            if native.pop(call.name, None) is not None:
+                from_python += call.reads
+    return frozenset(native)
 
 
 def _describable(call: Call) -> bool:
@@ -112,6 +113,16 @@ def release(w: Writer, module: Module, handle: str) -> None:
     w.emit(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
 
 
+def stop_if(w: Writer, condition: str, code: int | None = None) -> None:
+    """Return from the host function, with that error unless there is one already."""
+    with w.when(condition):
+        if code is not None:
+            w.emit(f"store i32 {code}, ptr %error")
+        w.emit("ret void")
+        # What follows is never reached, but the block must be closed as any other.
+        w.place(w.label("unreached"))
+
+
 def handle_slot(buffer: str) -> str:
     """The slot that keeps the handle of a buffer an operator allocated."""
     return f"handle of {buffer}"
@@ -147,11 +158,7 @@ class _CallWriter:
         return cells
 
     def stop_if(self, condition: str, code: int) -> None:
-        with self.w.when(condition):
-            self.w.emit(f"store i32 {code}, ptr %error")
-            self.w.emit("ret void")
-            # What follows is never reached, but the block must be closed as any other.
-            self.w.place(self.w.label("unreached"))
+        stop_if(self.w, condition, code)
 
     def tensor(self, view: View) -> str:
         """A handle on the window, released after the call."""

@@ -87,10 +87,14 @@ class Frame:
     def _fresh_outputs(self, program: Program, owned: frozenset[str]) -> list[Fresh]:
         """The output buffers to allocate on each call."""
         fresh: dict[str, Fresh] = {}
+        shown: dict[str, list[View]] = {}
+        for view in program.outputs:
+            if isinstance(view, View):
+                shown.setdefault(view.buffer, []).append(view)
         for name, buffer in program.buffers.items():
             if buffer.kind != "output" or name in owned:
                 continue
-            seen = [v for v in program.outputs if isinstance(v, View) and v.buffer == name]
+            seen = shown.get(name, [])
             size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
             if len(seen) == 1 and seen[0].offset is ZERO and self._covers(seen[0], size):
                 fresh[name] = Fresh(name, self.ints(seen[0].sizes), self.ints(seen[0].strides), to_torch(seen[0].dtype))

@@ -11,13 +11,16 @@ result over an argument that dies there, when it reads and writes each element a
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
+from litz.loop.expr import Expr
 from litz.loop.formula import Measures
-from litz.loop.ir import Call, Kernel, Program, Store, View
-from litz.loop.passes import pass_of_each
+from litz.loop.ir import Call, Kernel, Load, Program, Store, View
+from litz.loop.passes import last_pass_only
 from litz.schedule.check_first import first_effect
 
 ALIGNMENT = 64
@@ -139,20 +142,84 @@ def lifetimes(program: Program) -> Lifetimes:
 
 def place(program: Program, layout: Layout, sizes: Measures | None = None) -> Placement:
     """The arena at these sizes; without them, at likely ones."""
-    placed: list[tuple[int, int, int, int]] = []  # (birth, death, offset, bytes)
+    placed = _Taken(1 + max((span.last for span in layout.shared), default=0))
     offsets: dict[str, int] = {}
+    total = 0
     spans = [(size_of(program, span.members, sizes), span) for span in layout.shared]
     for size, (members, start, end) in sorted(spans, key=lambda s: (-s[0], s[1].first)):
-        busy = sorted((o, o + n) for b, d, o, n in placed if b <= end and start <= d)
         offset = 0
-        for low, high in busy:
+        for low, high in placed.during(start, end):
             if offset + size <= low:
                 break
             offset = max(offset, high)
-        placed.append((start, end, offset, size))
-        for member in members:
-            offsets[member] = offset
-    return Placement(offsets, max((o + n for _, _, o, n in placed), default=0))
+        placed.add(start, end, offset, offset + size)
+        total = max(total, offset + size)
+        offsets.update(dict.fromkeys(members, offset))
+    return Placement(offsets, total)
+
+
+Bytes = tuple[int, int]  # from the first to before the second
+
+
+class _Taken:
+    """Which bytes are taken, and during which steps: a tree of stretches of steps, each half of the one above it.
+
+    What is taken for a while is noted at the few stretches that make up that while, and neighbours are noted as one:
+    memory is packed, so there is little to look through however many buffers are alive.
+    """
+
+    def __init__(self, steps: int):
+        self.leaves = 1 << max(0, steps - 1).bit_length()
+        self.throughout: dict[int, list[Bytes]] = {}  # stretch -> taken at each of its steps
+        self.somewhere: dict[int, list[Bytes]] = {}  # stretch -> taken at one of its steps or more
+
+    def add(self, first: int, last: int, low: int, high: int) -> None:
+        above = set()
+        for stretch in self._stretches(first, last):
+            _unite(self.throughout.setdefault(stretch, []), low, high)
+            while stretch and stretch not in above:
+                above.add(stretch)
+                stretch >>= 1
+        for stretch in above:
+            _unite(self.somewhere.setdefault(stretch, []), low, high)
+
+    def during(self, first: int, last: int) -> list[Bytes]:
+        """What is taken at some step from the first to the last, in order."""
+        found: set[Bytes] = set()
+        above = set()
+        for stretch in self._stretches(first, last):
+            found.update(self.somewhere.get(stretch, ()))
+            while stretch and stretch not in above:
+                above.add(stretch)
+                stretch >>= 1
+        for stretch in above:
+            found.update(self.throughout.get(stretch, ()))
+        return sorted(found)
+
+    def _stretches(self, first: int, last: int) -> Iterator[int]:
+        """The largest stretches that make up the steps from the first to the last."""
+        low, high = first + self.leaves, last + self.leaves + 1
+        while low < high:
+            if low & 1:
+                yield low
+                low += 1
+            if high & 1:
+                high -= 1
+                yield high
+            low, high = low >> 1, high >> 1
+
+
+def _unite(taken: list[Bytes], low: int, high: int) -> None:
+    """Add to bytes that are in order and do not touch each other."""
+    start = bisect_left(taken, (low,))
+    if start and taken[start - 1][1] >= low:
+        start -= 1
+        low = taken[start][0]
+    stop = start
+    while stop < len(taken) and taken[stop][0] <= high:
+        high = max(high, taken[stop][1])
+        stop += 1
+    taken[start:stop] = [(low, high)]
 
 
 def _is_output(program: Program, name: str, life: Lifetimes) -> bool:
@@ -186,52 +253,45 @@ def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[st
     for at, step in enumerate(program.steps):
         if not isinstance(step, Kernel):
             continue
-        claimed: set[str] = set()
-        for result in step.writes:
-            if result not in results or life.born[result] != at:
-                continue
-            for argument in step.reads:
-                if (
-                    argument in free
-                    and argument not in claimed
-                    and life.dies[argument] == at
-                    and _same_places(program, step, argument, result)
-                ):
-                    found[result] = argument
-                    claimed.add(argument)
-                    break
+        dying = [n for n in step.reads if n in free and life.dies[n] == at and n not in step.writes]
+        made = [n for n in step.writes if n in results and life.born[n] == at and n not in step.reads]
+        if not dying or not made:
+            continue
+        claimable: dict[Hashable, list[str]] = {}  # in the order of reading, the first one last
+        for argument, index in reversed(_only_places(step.loads, dying).items()):
+            claimable.setdefault(_shape(program, argument, index), []).append(argument)
+        for result, index in _only_places(step.stores, made).items():
+            arguments = claimable.get(_shape(program, result, index))
+            if arguments and _may_overwrite(step, result, index):
+                found[result] = arguments.pop()
     return found
 
 
-def _same_places(program: Program, kernel: Kernel, argument: str, result: str) -> bool:
-    a, b = program.buffers[argument], program.buffers[result]
-    if a.dtype != b.dtype or a.size != b.size or argument in kernel.writes or result in kernel.reads:
-        return False
-    writes = {op.index for op in kernel.stores if op.buffer == result}
-    reads = {op.index for op in kernel.loads if op.buffer == argument}
-    if len(writes) != 1 or writes != reads:
-        return False
-    if not kernel.reduced:
-        return True
-    # Every pass reads the argument again, so only the last one may overwrite it; and in a product other
-    # rows of the result still need it.
-    (index,) = writes
-    passes = pass_of_each(kernel)
-    written = max(p for p, op in zip(passes, kernel.body, strict=True) if isinstance(op, Store) and op.buffer == result)
-    return set(kernel.reduced) <= index.axes() and written == max(passes)
+def _only_places(touches: Sequence[Load | Store], names: Sequence[str]) -> dict[str, Expr]:
+    """The place at which each of the buffers is touched, where it is one."""
+    places: dict[str, set[Expr]] = {name: set() for name in names}
+    for op in touches:
+        if op.buffer in places:
+            places[op.buffer].add(op.index)
+    return {name: next(iter(found)) for name, found in places.items() if len(found) == 1}
+
+
+def _shape(program: Program, name: str, index: Expr) -> Hashable:
+    return program.buffers[name].dtype, program.buffers[name].size, index
+
+
+def _may_overwrite(kernel: Kernel, result: str, index: Expr) -> bool:
+    """Every pass reads an argument again, so only the last one may overwrite it; and in a product other rows of the
+    result still need it."""
+    return set(kernel.reduced) <= index.axes() and last_pass_only(kernel, result)
 
 
 def _groups(temps: list[str], taken_over: dict[str, str]) -> list[list[str]]:
+    """Buffers that follow each other in one piece of memory."""
     head: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while name in head:
-            name = head[name]
-        return name
-
-    for result, argument in taken_over.items():
-        head[result] = argument
+    for result, argument in taken_over.items():  # in the order of the steps: an argument has its head before
+        head[result] = head.get(argument, argument)
     groups: dict[str, list[str]] = {}
     for name in temps:
-        groups.setdefault(find(name), []).append(name)
+        groups.setdefault(head.get(name, name), []).append(name)
     return list(groups.values())
