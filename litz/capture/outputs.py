@@ -11,13 +11,16 @@ the others are views of; so the graph returns it even where the user does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.errors import CaptureError
-from litz.graph.signature import Output, Window
+from litz.graph.signature import Output, ViewStep, Window
 from litz.loop.formula import Measures
 from litz.ops.sizes import symbolic_float, symbolic_size
 
@@ -95,7 +98,65 @@ def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, positio
     return Output(
         kind, index, window_on(base, view, dtype), view.requires_grad, None,
         view.is_conj() != (given and base.is_conj()), view.is_neg() != (given and base.is_neg()), dtype,
+        _steps(base, view) if view.requires_grad and _may_overlap(base) else (),
     )  # fmt: skip
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether one place in memory may be several elements. Autograd takes a window on such a tensor for one on its
+    memory, and its gradient for the mean over the elements that are one place."""
+    reach: Any = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=_likely):
+        stride, size = _form(stride), _form(size)
+        if size == 1:
+            continue
+        in_order = isinstance(stride, int) and isinstance(reach, int) and stride > reach
+        if not in_order and stride != reach:
+            return True
+        reach = stride * size
+    return False
+
+
+def _likely(pair: tuple[Any, Any]) -> tuple[int, ...]:
+    return tuple((each.node.hint or 0) if isinstance(each, torch.SymInt) else each for each in pair)
+
+
+def _form(size: Any) -> Any:
+    """What it is, without asking for its value."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+class _Steps(TorchDispatchMode):
+    """Writes down the operators that make a view."""
+
+    def __init__(self, base: torch.Tensor):
+        super().__init__()
+        self.last: Any = base
+        self.steps: list[ViewStep] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, (torch.Tensor, list, tuple)):  # and not an answer to a question
+            self._choose(args[0])
+            self.steps.append(ViewStep(func, tuple(pytree.tree_map(known, list(args[1:])))))
+            self.last = made
+        return made
+
+    def _choose(self, used: torch.Tensor) -> None:
+        """Of several results of the last step, the one that is used is it."""
+        if isinstance(self.last, (list, tuple)):
+            index = next(at for at, each in enumerate(self.last) if each is used)
+            self.steps[-1] = replace(self.steps[-1], index=index)
+
+    def finished(self, view: torch.Tensor) -> tuple[ViewStep, ...]:
+        self._choose(view)
+        return tuple(self.steps)
+
+
+def _steps(base: torch.Tensor, view: torch.Tensor) -> tuple[ViewStep, ...]:
+    with _Steps(base) as recorder:
+        made = _on(base, view)
+    return recorder.finished(made)
 
 
 def read_as(dtype: torch.dtype, base: torch.Tensor) -> torch.Tensor:
@@ -111,6 +172,10 @@ def toggled(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tens
 
 def rebuilt(output: Output, base: torch.Tensor, sizes: Measures) -> torch.Tensor:
     """The output, from the tensor whose memory it is."""
+    if output.steps:
+        for step in output.steps:
+            base = step(base, sizes)
+        return base
     if output.dtype is not None:
         base = read_as(output.dtype, base)
     if output.window is not None:

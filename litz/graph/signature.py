@@ -12,6 +12,7 @@ from typing import Any, Union
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from litz.loop.expr import Expr
 from litz.loop.formula import Formula, Measures
@@ -68,13 +69,29 @@ class Input:
 
 
 @dataclass(frozen=True)
+class ViewStep:
+    """An operator that makes a view; `index`: which of its results, if it gives several."""
+
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    index: int | None = None
+
+    def __call__(self, base: torch.Tensor, sizes: Measures) -> torch.Tensor:
+        made = self.target(base, *pytree.tree_map(lambda value: number(value, sizes), list(self.args)))
+        return made if self.index is None else made[self.index]
+
+    def __str__(self) -> str:
+        return f"{self.target}{self.args}" + ("" if self.index is None else f"[{self.index}]")
+
+
+@dataclass(frozen=True)
 class Output:
     """One of the function's results.
 
     `kind`: "fresh" (computed by the graph), "input" (the argument itself), "view" (of an argument), "part"
     (of another result's memory), "plain" (not a tensor). `index` says which argument or graph result.
     `conjugated`, `negated`: by a bit of the tensor's, which the graph leaves out. `dtype`: what the memory is read as,
-    where it is not that of the tensor it belongs to.
+    where it is not that of the tensor it belongs to. `steps`: how the view is made, where a window would not do.
     """
 
     kind: str
@@ -85,6 +102,7 @@ class Output:
     conjugated: bool = False
     negated: bool = False
     dtype: torch.dtype | None = None
+    steps: tuple[ViewStep, ...] = ()
 
     def __str__(self) -> str:
         bits = (", conjugated" if self.conjugated else "") + (", negated" if self.negated else "")
@@ -98,7 +116,8 @@ class Output:
         base = "input" if self.kind == "view" else "result"
         if self.window is None:
             return f"{base} {self.index} again{grad}"
-        return f"view of {base} {self.index}: {self.window}{grad}"
+        steps = ", by " + ", ".join(map(str, self.steps)) if self.steps else ""
+        return f"view of {base} {self.index}: {self.window}{grad}{steps}"
 
 
 @dataclass(frozen=True)

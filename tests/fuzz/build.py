@@ -101,8 +101,9 @@ class Build:
         return self.extent(name, self.dim(name))
 
     def is_fixed(self, name: str, dim: int) -> bool:
-        """Whether a dimension has one size in all cases."""
-        return len({state.tensor(name).shape[dim] for state in self.states if name in state.values}) == 1
+        """Whether a dimension has one size in all cases, and a tensor as many dimensions."""
+        shapes = [state.tensor(name).shape for state in self.states if name in state.values]
+        return len({len(shape) for shape in shapes}) == 1 and len({shape[dim] for shape in shapes}) == 1
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.state.tensor(name)
@@ -153,9 +154,11 @@ class Build:
         return name
 
     def finish(self) -> FuzzProgram:
-        """All that nothing was made of is returned, and some of the rest, inputs among it."""
+        """What may raise is returned (what no one uses is not computed, and so does not raise), all that nothing was
+        made of, and some of the rest, inputs among it."""
         used = {name for line in self.lines for name in line.uses}
-        outputs = [n for n in self.state.names if n.startswith("v") and n not in used][:6]
+        outputs = [name for line in self.lines if line.raises for name in line.defines]
+        outputs += [n for n in self.state.names if n.startswith("v") and n not in used and n not in outputs][:6]
         for _ in range(self.number(0 if outputs else 1, 3)):
             outputs.append(self.one(self.state.names))
         return FuzzProgram(

@@ -48,7 +48,10 @@ def binary(b: Build) -> None:
         b.define(f"{x} {b.one('+-*/')} {y}", x, y, rounds=rounds)
     elif kind == 2:
         y = b.like(x)
-        b.define(f"torch.{b.one(('maximum', 'minimum'))}({x}, {y})", x, y, rounds=b[x].dtype != b[y].dtype)
+        code = f"torch.{b.one(('maximum', 'minimum'))}({x}, {y})"
+        if is_float(b[x]) or is_float(b[y]):
+            code += " + 0"  # which of two zeros eager takes depends on the place, within a vector or behind the last
+        b.define(code, x, y, rounds=b[x].dtype != b[y].dtype)
     elif kind == 3:
         y = b.like(x)
         b.define(f"torch.{b.one(('add', 'sub'))}({x}, {y}, alpha={b.one((2, -1, 3))})", x, y, rounds=rounds)

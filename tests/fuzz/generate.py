@@ -166,7 +166,8 @@ def _raise(b: Build, index: str) -> None:
         draw_writes.pointwise(b)
     x = b.pick(lambda t: t.dim() > 0 and t.shape[0] > 0)
     code = b.one((f"{x}[{index}]", f"{x}.index_select(0, {index})", f"{x}.flatten().gather(0, {index})"))
-    b.define(code, x, index, raises=True)
+    read = b.define(code, x, index, raises=True)
+    b.define(f"{read} + 0", read, raises=True)  # used, even if the next write is to it
     with suppress(Refused):
         draw_writes.pointwise(b)
 
