@@ -9,6 +9,7 @@
 # make bench-training   the same for training, also written to benchmarks/training.json
 # make bench-scaling   how each stage's time grows with the program; SCALING="chain woven" for some families of programs
 # make bench-optimizers   steps of optimizers, compiled, against eager and inductor
+# make bench-pieces   models that are run in many pieces, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling lint format
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces lint format
 
 setup: $(READY)
 
@@ -54,6 +55,9 @@ bench-scaling: setup
 
 bench-optimizers: setup
 	$(BIN)/python -m benchmarks.optimizers $(OPTIMIZERS)
+
+bench-pieces: setup
+	$(BIN)/python -m benchmarks.pieces
 
 bench-models: setup
 	$(BIN)/python -m benchmarks.models_more $(MODELS)

@@ -7,6 +7,10 @@ a constant, with the versions it applies to; no other module asks for torch's ve
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import NamedTuple
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 13)
@@ -35,6 +39,66 @@ def recompile_reason() -> str | None:
 
     context = getattr(utils, "get_metrics_context", lambda: None)()
     return getattr(context, "_metrics", {}).get("recompile_reason")
+
+
+class Place(NamedTuple):
+    """Where a function is written; code that Dynamo makes of it has the same place."""
+
+    file: str
+    line: int
+    name: str
+
+
+class Captured(NamedTuple):
+    """The function that Dynamo captures, its arguments, and who called it, innermost first, up to the function that was
+    compiled."""
+
+    code: CodeType
+    arguments: Mapping[str, object]
+    callers: tuple[Place, ...]
+
+    @property
+    def place(self) -> Place:
+        return _place_of(self.code)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is the rest of a function, after a break."""
+        return self.code.co_name.startswith("torch_dynamo_resume_in")
+
+
+def captured_now() -> Captured | None:
+    """Within a backend's call: what is being captured. None where that cannot be told.
+
+    Dynamo does not say, but it is on the stack: its own frames, then those of the callers.
+    """
+    captured: tuple[CodeType, Mapping[str, object]] | None = None
+    callers: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        own = "torch._dynamo" in frame.f_globals.get("__name__", "")
+        if captured is None:
+            if own and frame.f_code.co_name == "_compile":
+                captured = frame.f_locals["code"], frame.f_locals["locals"]
+        elif own and frame.f_code.co_name == "compile_wrapper":
+            return Captured(*captured, tuple(callers))
+        elif not frame.f_globals.get("__name__", "").startswith("torch."):
+            callers.append(_place_of(frame.f_code))
+        frame = frame.f_back
+    return None
+
+
+def _place_of(code: CodeType) -> Place:
+    return Place(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def leave_code(code: CodeType, with_all_it_calls: bool) -> None:
+    """Dynamo lets the function be from its next call on; what it calls is captured by itself, or let be as well."""
+    from torch._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    called = FrameAction.SKIP if with_all_it_calls else FrameAction.DEFAULT
+    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, called))
 
 
 def torch_library() -> str | None:

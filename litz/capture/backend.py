@@ -14,7 +14,8 @@ from torch import fx
 from litz.capture.higher_order import write_out
 from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
-from litz.capture.run_graph import turns_gradients_on
+from litz.capture.pieces import piece_of
+from litz.capture.run_graph import as_written, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
@@ -40,7 +41,13 @@ def litz(
         warn_once(f"the option {name!r} has no effect yet")
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
-    return compile_captured(graph_module, example_inputs, chosen)
+    piece = None if chosen.verify else piece_of(graph_module)  # what is being tested is compiled, worth it or not
+    if piece is None:
+        return compile_captured(graph_module, example_inputs, chosen)
+    ctx = _context(chosen, _occasion(graph_module, example_inputs))
+    if piece.function.is_not_worth_it:
+        return piece.watched(as_written(graph_module.forward), ctx)
+    return piece.watched(compile_captured(graph_module, example_inputs, chosen), ctx)
 
 
 def compile_captured(

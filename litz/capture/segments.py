@@ -21,6 +21,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from litz.capture.pieces import is_little
 from litz.capture.run_graph import as_written, level_change, switches
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -38,7 +39,7 @@ def cut_at(graph_module: fx.GraphModule, name: str | None, backend: Backend) -> 
     calls = {_call_of(node) for node in graph_module.graph.nodes if node.name == name}
     units = [unit for unit in _units(graph_module.graph) if any(_call_of(node) in calls for node in unit)]
     alone = frozenset(node for unit in units for node in unit)
-    if not alone or not any(_computes(node) for node in graph_module.graph.nodes if node not in alone):
+    if not alone or is_little([node for node in graph_module.graph.nodes if _runs(node) and node not in alone]):
         return None
     return cut(graph_module, alone, backend)
 
@@ -126,7 +127,7 @@ def _place(
     results = [n for n in nodes if any(user not in own for user in n.users)]
     inner.output(tuple(inside[n] for n in results))
     module = fx.GraphModule(graph_module, inner)
-    if any(_computes(n) for n in nodes):
+    if not is_little(nodes):
         module = _Piece(module, inputs, backend)
     call = _call(module, root, outer, [copies[n] for n in inputs])
     for position, node in enumerate(results):
@@ -137,10 +138,8 @@ def _used_by(nodes: list[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(used for node in nodes for used in node.all_input_nodes))
 
 
-def _computes(node: fx.Node) -> bool:
-    return node.op != "call_function" or not (
-        node.target in (operator.getitem, torch.sym_int, torch._check) or "sym_size" in str(node.target)
-    )
+def _runs(node: fx.Node) -> bool:
+    return node.op.startswith("call")
 
 
 def _call(module: Any, root: torch.nn.Module, outer: fx.Graph, arguments: list[fx.Node]) -> fx.Node:
