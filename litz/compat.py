@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -50,11 +49,11 @@ class Place(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """The function that Dynamo captures, its arguments, and who called it, innermost first, up to the function that was
-    compiled."""
+    """The function that Dynamo captures, for which backend, and who called it, innermost first, up to the function that
+    was compiled."""
 
     code: CodeType
-    arguments: Mapping[str, object]
+    backend: object
     callers: tuple[Place, ...]
 
     @property
@@ -72,14 +71,14 @@ def captured_now() -> Captured | None:
 
     Dynamo does not say, but it is on the stack: its own frames, then those of the callers.
     """
-    captured: tuple[CodeType, Mapping[str, object]] | None = None
+    captured: tuple[CodeType, object] | None = None
     callers: list[Place] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         own = "torch._dynamo" in frame.f_globals.get("__name__", "")
         if captured is None:
             if own and frame.f_code.co_name == "_compile":
-                captured = frame.f_locals["code"], frame.f_locals["locals"]
+                captured = frame.f_locals["code"], _innermost(frame.f_locals["compiler_fn"])
         elif own and frame.f_code.co_name == "compile_wrapper":
             return Captured(*captured, tuple(callers))
         elif not frame.f_globals.get("__name__", "").startswith("torch."):
@@ -88,17 +87,30 @@ def captured_now() -> Captured | None:
     return None
 
 
+def _innermost(backend: object) -> object:
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
+def backends_of(code: CodeType) -> list[object]:
+    """For each capture of the function that Dynamo still has, the backend it is for."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return [entry.backend for entry in _debug_get_cache_entry_list(code)]
+
+
 def _place_of(code: CodeType) -> Place:
     return Place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def leave_code(code: CodeType, with_all_it_calls: bool) -> None:
-    """Dynamo lets the function be from its next call on; what it calls is captured by itself, or let be as well."""
+def leave_code(code: CodeType) -> None:
+    """Dynamo lets the function be from its next call on, until it is reset; what the function calls is captured by
+    itself."""
     from torch._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-    called = FrameAction.SKIP if with_all_it_calls else FrameAction.DEFAULT
-    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, called))
+    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
 
 
 def torch_library() -> str | None:

@@ -46,6 +46,8 @@ def litz(
         return compile_captured(graph_module, example_inputs, chosen)
     ctx = _context(chosen, _occasion(graph_module, example_inputs))
     if piece.function.is_not_worth_it:
+        ctx.leave(f"one more capture of a function is not compiled: {piece.function.why()}")
+        ctx.publish()
         return piece.watched(as_written(graph_module.forward), ctx)
     return piece.watched(compile_captured(graph_module, example_inputs, chosen), ctx)
 
