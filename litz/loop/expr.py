@@ -34,7 +34,8 @@ class Atom:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Atom) and self.key == other.key)
+        # Asked without a global name: interned expressions are also let go while the interpreter ends.
+        return self is other or self.key == getattr(other, "key", None)
 
     def __lt__(self, other: Atom) -> bool:
         return _order(self) < _order(other)
@@ -408,7 +409,7 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
             return None, None
         high = atom.limit.bounds()[1]
         return 0, None if high is None else high - 1
-    if isinstance(atom, (FloorDiv, Mod)) and not _is_positive(atom.den):
+    if isinstance(atom, (FloorDiv, Mod)) and not is_positive(atom.den):
         return None, None
     if isinstance(atom, Mod):
         low, high = atom.num.bounds()
@@ -425,7 +426,7 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     return (None if low is None else low // den), (None if high is None else high // den)
 
 
-def _is_positive(e: Expr) -> bool:
+def is_positive(e: Expr) -> bool:
     low = e.bounds()[0]
     return low is not None and low > 0
 
@@ -482,6 +483,8 @@ def floordiv(num: Expr, den: Expr) -> Expr:
         return ONE
     if num.is_int and den.is_int:
         return constant(num.int // den.int)
+    if not den.is_int and _within(num, den):
+        return ZERO
     split = _divide(num.terms, den)
     if split is None:
         return _atom(FloorDiv(num, den))
@@ -537,10 +540,7 @@ def mod(num: Expr, den: Expr) -> Expr:
 
 def _within(e: Expr, den: Expr) -> bool:
     """Whether `0 <= e < den` always holds."""
-    low = e.bounds()[0]
-    if low is None or low < 0:
-        return False
-    return is_below(e, den)
+    return is_nonnegative(e) and is_below(e, den)
 
 
 def is_below(e: Expr, limit: Expr) -> bool:
@@ -553,7 +553,7 @@ def is_below(e: Expr, limit: Expr) -> bool:
 
 
 def _largest(e: Expr) -> Expr | None:
-    """An upper bound in sizes alone: every axis at its last step. Indices are sums of non-negative factors."""
+    """An upper bound in sizes alone: every axis at its last step. Products are bounded for non-negative factors."""
     total = ZERO
     for monomial, c in e.terms:
         product = constant(c)
@@ -563,18 +563,35 @@ def _largest(e: Expr) -> Expr | None:
         for atom in monomial:
             if isinstance(atom, Size):
                 product = product * atom
-            elif c < 0:
-                product = ZERO  # at least nothing is subtracted
-            elif isinstance(atom, Axis):
-                product = product * (atom.size - 1)
-            elif isinstance(atom, Value) and atom.limit is not None:
-                product = product * (atom.limit - 1)
-            elif isinstance(atom, Mod) and _is_positive(atom.den):
-                product = product * (atom.den - 1)
-            else:
+                continue
+            low = _atom_bounds(atom)[0]
+            if low is None or low < 0:
                 return None
+            most = ZERO if c < 0 else _last(atom)  # at least nothing is subtracted
+            if most is None:
+                return None
+            product = product * most
         total = total + product
     return total
+
+
+def _last(atom: Atom) -> Expr | None:
+    """An upper bound, in sizes alone, of an atom that is never negative."""
+    if isinstance(atom, Axis):
+        return atom.size - 1
+    if isinstance(atom, Value):
+        return None if atom.limit is None else atom.limit - 1
+    if isinstance(atom, Mod):
+        return atom.den - 1
+    assert isinstance(atom, FloorDiv)
+    most = _largest(atom.num)
+    if most is None:
+        return None
+    steps = (most + 1) // atom.den
+    if steps * atom.den is most + 1:
+        return steps - 1
+    quotient = most // atom.den
+    return quotient if all(isinstance(a, Size) for a in quotient.atoms()) else most
 
 
 def is_nonnegative(e: Expr) -> bool:
@@ -585,7 +602,10 @@ def is_nonnegative(e: Expr) -> bool:
     atoms = {a for monomial, _ in e.terms for a in monomial}
     sizes = {a: a.least for a in atoms if isinstance(a, Size) and a.least is not None}
     if len(sizes) < len(atoms):
-        return False
+        if all(isinstance(a, Size) for a in atoms):
+            return False
+        negated = _largest(-e)
+        return negated is not None and all(isinstance(a, Size) for a in negated.atoms()) and is_nonnegative(-negated)
     # `s` standing for what it exceeds its least value by from here on.
     shifted = e.substitute({s: expr(s) + least for s, least in sizes.items()})
     return all(c >= 0 for _, c in shifted.terms)

@@ -21,6 +21,7 @@ from litz.schedule.check_first import draws
 from litz.schedule.depend import Dependences, Node
 from litz.schedule.draft import Draft
 from litz.schedule.merge import inline, merge
+from litz.schedule.resolve_places import is_position, resolve_places
 from litz.schedule.separate import separate
 from litz.schedule.simplify import live_ops
 
@@ -153,17 +154,23 @@ def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Ste
                 merged = inline(maker, step, name)
                 if not isinstance(merged, Refusal) and ctx.spend(f"inline {maker.name} into {step.name}"):
                     step = merged
+            step = resolve_places(step)
             for name in step.writes:
                 makers.pop(name, None)  # no longer all there is in it
-            if _is_cheap(program, step, written) and step.writes[0] not in outputs:
+            if _is_cheap(program, step, written, outputs):
                 makers[step.writes[0]] = step
         result.append(step)
     return _without_dead_stores(program, result)
 
 
-def _is_cheap(program: Program, kernel: Kernel, written: Collection[str]) -> bool:
+def _is_cheap(program: Program, kernel: Kernel, written: Collection[str], outputs: Collection[str]) -> bool:
     """Made from constants and positions, or from a few elements: a mask, a scalar, a broadcast."""
-    if kernel.reduced or len(kernel.stores) != 1 or program.buffers[kernel.writes[0]].kind != "temp":
+    if kernel.reduced or len(kernel.stores) != 1:
+        return False
+    made = program.buffers[kernel.writes[0]]
+    if is_position(kernel):  # also where it is stored for the caller, a place is not read from there
+        return made.kind != "input"
+    if made.kind != "temp" or made.name in outputs:
         return False
     cost = sum(SCALARS[op.op].cost for op in kernel.body if isinstance(op, Apply))
     if cost > _CHEAP:
@@ -171,5 +178,4 @@ def _is_cheap(program: Program, kernel: Kernel, written: Collection[str]) -> boo
     sizes = [program.buffers[op.buffer] for op in kernel.body if isinstance(op, Load)]
     if any(b.kind == "input" and b.name in written for b in sizes):
         return False
-    made = program.buffers[kernel.writes[0]].size
-    return all(b.size.hint * 8 <= made.hint for b in sizes)
+    return all(b.size.hint * 8 <= made.size.hint for b in sizes)

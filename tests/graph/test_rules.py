@@ -316,6 +316,12 @@ def test_a_small_part_is_stored() -> None:
     assert count == 1 and sum(n.op == "get_attr" for n in graph.graph.nodes) == 1
 
 
+def test_places_counted_from_positions_are_not_stored() -> None:
+    assert folded(lambda x: x[(torch.arange(6) // 2 % 3)[:, None]], X)[1] == 0
+    assert folded(lambda x: x * (torch.arange(6) // 2), X)[1] == 1
+    assert folded(lambda x: x[torch.arange(6).float().sqrt().long() % 3], X)[1] == 1
+
+
 def test_what_is_large_random_or_returned_is_not_folded() -> None:
     large = capture(lambda x: (x * torch.arange(1 << 20).float().sqrt(),), [torch.randn(1 << 20)])
     assert fold_constants(large, context()) == 0

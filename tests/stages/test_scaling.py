@@ -31,13 +31,13 @@ CASES = {
     "chain": (80, "inference", "training"),
     "perceptron": (10, "training"),
     "transformer": (2, "training"),
-    "dense": (32, "inference"),
-    "branches": (60, "training"),
-    "optimizer": (8, "inference"),
+    "dense": (16, "inference"),
+    "branches": (32, "training"),
+    "optimizer": (5, "inference"),
     "one_read_by_all": (40, "training"),
-    "wide_cat": (40, "inference"),
-    "woven": (150, "inference"),
-    "reductions": (60, "inference"),
+    "wide_cat": (24, "inference"),
+    "woven": (80, "inference"),
+    "reductions": (24, "inference"),
 }
 MOST = 5.5  # times the calls for four times the program: what is sorted grows a little faster than it
 FEW = 30_000  # calls that are not worth judging
