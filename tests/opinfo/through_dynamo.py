@@ -59,15 +59,19 @@ class Watched:
         return sum(built.kernels for ctx in self.contexts for built in ctx.built)
 
 
-def flat(case: Case) -> Callable[..., list[Any]]:
-    """The operator as a function of all its arguments' leaves."""
-    call, spec = case.call, case.spec
+class _Name(str):
+    __repr__ = str.__str__
 
-    def run(*leaves: Any) -> list[Any]:
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return pytree.tree_leaves(call(*args, **kwargs))
 
-    return run
+def flat(case: Case) -> Callable[..., Any]:
+    """The operator as a function of all its arguments' leaves, written out: Dynamo takes longer over a tree of arguments
+    than over the operator."""
+    names = [_Name(f"a{i}") for i in range(len(case.leaves))]
+    args, kwargs = pytree.tree_unflatten(names, case.spec)
+    given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    space: dict[str, Any] = {"call": case.call}
+    exec(f"def run({', '.join(names)}):\n    return call({', '.join(given)})", space)
+    return space["run"]
 
 
 def executable(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +81,7 @@ def executable(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
         leaves = list(case.leaves)
         for position, tensor in zip(case.positions, tensors, strict=True):
             leaves[position] = tensor
-        return function(*leaves)
+        return pytree.tree_leaves(function(*leaves))
 
     if case.backward:
         return lambda *tensors: with_gradients(forward, case.differentiated(tensors))
