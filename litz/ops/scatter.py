@@ -8,6 +8,7 @@ for few indices (one token of a cache, the label of a row). For more, as gradien
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
-from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand
+from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand, sizes_of
 from litz.ops.index import counts, unflatten
 from litz.ops.registry import lowers
+from litz.ops.sizes import ask_what_broadcasts
 from litz.ops.window import conjunction
 
 aten = torch.ops.aten
@@ -190,6 +192,9 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
 def index_put(
     b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: View, accumulate: bool = False
 ) -> Any:
+    fake = node.args[2].meta["val"]  # type: ignore[union-attr]
+    ask_what_broadcasts(fake)
+    values = replace(values, sizes=sizes_of(fake))
     masks = [i for i in indices if i is not None]
     if not accumulate and len(masks) == 1 and masks[0].dtype == "b1" and numel(values.sizes) is ONE:
         return _fill_mask(b, node, x, masks[0], list(indices).index(masks[0]), values)

@@ -26,8 +26,27 @@ def symbolic_size(size: torch.SymInt) -> Expr:
     known = node.maybe_as_int()
     if known is not None:
         return expr(known)
+    if _is_one(node):
+        return expr(1)
     found = _convert(node.expr, node.shape_env)
     return expr(int(size)) if found is None else found
+
+
+def _is_one(node: Any) -> bool:
+    """Whether a size that is computed is known to be 1, as where the trace had it broadcast, and Dynamo guards it."""
+    if node.expr.is_Symbol or not node.has_hint() or node.hint != 1:
+        return False
+    # Not by `statically_known_true`, which remembers what it said before there was a guard.
+    excess = node.expr - 1
+    equations = (guard.expr for guard in node.shape_env.guards if isinstance(guard.expr, sympy.Eq))
+    return any(e.lhs - e.rhs in (excess, -excess) for e in equations)
+
+
+def ask_what_broadcasts(fake: Any) -> None:
+    """For an operator whose trace does not ask which sizes of an argument are 1."""
+    for size in fake.shape if isinstance(fake, torch.Tensor) else ():
+        if isinstance(size, torch.SymInt) and size.node.has_hint() and size.node.hint == 1:
+            bool(size == 1)
 
 
 def symbolic_float(number: torch.SymFloat) -> float | Formula:

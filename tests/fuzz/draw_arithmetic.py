@@ -53,7 +53,8 @@ def binary(b: Build) -> None:
             code += " + 0"  # which of two zeros eager takes depends on the place, within a vector or behind the last
         b.define(code, x, y, rounds=b[x].dtype != b[y].dtype)
     elif kind == 3:
-        y = b.like(x)
+        # Of one shape: fakes lay a scaled sum out as if the scaled operand were there, and with it Dynamo's results.
+        y = b.like(x, lambda t: t.shape == b[x].shape and t.stride() == b[x].stride())
         b.define(f"torch.{b.one(('add', 'sub'))}({x}, {y}, alpha={b.one((2, -1, 3))})", x, y, rounds=rounds)
     elif kind == 4:
         x, y = b.floating(), b.floating()

@@ -64,7 +64,7 @@ class _Name(str):
 
 
 def flat(case: Case) -> Callable[..., Any]:
-    """The operator as a function of all its arguments' leaves, written out: Dynamo takes longer over a tree of arguments
+    """The operator as a function of all its arguments' leaves, written out: Dynamo takes longer over a tree of them
     than over the operator."""
     names = [_Name(f"a{i}") for i in range(len(case.leaves))]
     args, kwargs = pytree.tree_unflatten(names, case.spec)
