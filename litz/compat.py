@@ -166,6 +166,7 @@ class ReplayTable:
 
     def __init__(self) -> None:
         self.tensor_tracker = self
+        self.enable_thunkify = False  # nested tensors turn it on for a while, for their sizes
         self._entry = self._Entry()
 
     def __getitem__(self, tensor: object) -> ReplayTable._Entry:

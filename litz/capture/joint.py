@@ -22,12 +22,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from litz.capture.outputs import classify, toggled, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, is_lazy
 from litz.capture.run_graph import run_graph
-from litz.capture.subclasses import Forms, form_of, put_together, taken_apart
+from litz.capture.subclasses import Forms, form_of, has_gradient, put_together, taken_apart
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
@@ -79,7 +80,7 @@ def trace_joint(
 
 def _run(tracer: _Trace) -> Joint:
     inputs, recorder, training = tracer.given, tracer.recorder, tracer.training
-    mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True, shape_env=_ragged_sizes(tracer))
     random = torch.get_rng_state()
     try:
         with ExitStack() as stack:
@@ -116,14 +117,23 @@ def _hooks_off() -> bool:
     return torch._C._autograd._saved_tensors_hooks_set_tracing(True)
 
 
+def _ragged_sizes(tracer: _Trace) -> ShapeEnv | None:
+    """Where sizes are fixed, those of nested tensors are all that needs symbols."""
+    graph = getattr(getattr(tracer.function, "__self__", None), "graph", None)
+    made = (node.meta.get("example_value") for node in (() if graph is None else graph.nodes))
+    ragged = any(form is not None and any(isinstance(s, torch.SymInt) for s in form.sizes) for form in tracer.forms)
+    return ShapeEnv() if ragged or any(isinstance(x, torch.Tensor) and x.is_nested for x in made) else None
+
+
 def _leaves_apart(inputs: Sequence[Any], forms: Forms) -> list[Any]:
     """The parts of subclasses in their place; they need the gradients that their wholes need."""
-    found = taken_apart(inputs, forms)
+    with torch.no_grad():
+        found = taken_apart(inputs, forms)
     places = [
         value for value, form in zip(inputs, forms, strict=True) for _ in range(1 if form is None else form.count)
     ]
     return [
-        part if part is whole else part.detach().requires_grad_(whole.requires_grad)
+        part if part is whole or not has_gradient(part) else part.detach().requires_grad_(whole.requires_grad)
         for part, whole in zip(found, places, strict=True)
     ]
 
@@ -151,11 +161,16 @@ def _normalises_batches(function: Any) -> bool:
 
 def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
     """The mode in which tracing goes on where an input is fake and has, or is, a number known only at run time."""
-    symbols = [value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat)) or is_symbolic(value)]
+    symbols = [value for value in inputs if _is_number(value) or is_symbolic(value)]
     for value in (*symbols, *inputs) if symbols else ():
         if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
             return value.fake_mode
     return FakeTensorMode(shape_env=symbols[0].node.shape_env, allow_non_fake_inputs=True) if symbols else None
+
+
+def _is_number(value: Any) -> bool:
+    """A ragged size, which stands for many, is none."""
+    return isinstance(value, torch.SymFloat) or (isinstance(value, torch.SymInt) and not value.node.is_nested_int())
 
 
 def is_symbolic(value: Any) -> bool:
@@ -170,7 +185,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
         return value
     if isinstance(value, FakeTensor) and value.fake_mode is mode:
         alone = value.detach()
-        alone.item_memo = value.item_memo
+        alone.item_memo, alone.nested_int_memo = value.item_memo, value.nested_int_memo
         return alone
     if isinstance(value, FakeTensor):
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,11 @@ def parts_of(value: Any) -> list[torch.Tensor]:
     return [plain for part in parts for plain in (parts_of(part) if is_subclass(part) else [part])]
 
 
+def has_gradient(part: torch.Tensor) -> bool:
+    """Whole numbers have none; they are handed on as they are, since a nested tensor knows its offsets by identity."""
+    return part.is_floating_point() or part.is_complex()
+
+
 def taken_apart(values: Sequence[Any], forms: Forms) -> list[Any]:
     """Each subclass replaced by its parts, differentiably; one that is there twice has the same parts twice."""
     found: list[Any] = []
@@ -75,9 +81,10 @@ def taken_apart(values: Sequence[Any], forms: Forms) -> list[Any]:
         if id(value) not in seen:
             needs_grad = torch.is_grad_enabled() and value.requires_grad
             # Not the parts themselves: what happens to a trace's inputs must not show in the subclass.
-            seen[id(value)] = (
-                list(_Apart.apply(value, form)) if needs_grad else [part.detach() for part in parts_of(value)]
-            )
+            parts = parts_of(value)
+            alone = _Apart.apply(value, form) if needs_grad else map(torch.Tensor.detach, filter(has_gradient, parts))
+            rest = iter(alone)
+            seen[id(value)] = [next(rest) if has_gradient(part) else part for part in parts]
         found += seen[id(value)]
     return found
 
@@ -99,34 +106,45 @@ def put_together(values: Sequence[Any], forms: Forms) -> list[Any]:
 
 
 class _Apart(torch.autograd.Function):
+    """The parts that have gradients."""
+
     @staticmethod
     def forward(ctx: Any, value: Any, form: Form) -> Any:
-        parts = [part.detach() for part in parts_of(value)]
-        if not all(part.is_floating_point() or part.is_complex() for part in parts):
-            raise CaptureError(f"a {form} requires grad, and parts of it are whole numbers, which have no gradient")
-        ctx.form, ctx.like = form, [torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape) for p in parts]
+        ctx.form, parts = form, parts_of(value)
+        ctx.zeros = [partial(torch.zeros, p.shape, dtype=p.dtype, device=p.device) for p in parts]
+        ctx.rest = [None if has_gradient(p) else p for p in parts]  # which the gradient of the whole has too
         ctx.set_materialize_grads(False)
-        return tuple(parts)
+        return tuple(part.detach() for part in parts if has_gradient(part))
 
     @staticmethod
     @torch.compiler.disable(reason="Litz's own code")
     def backward(ctx: Any, *given: Any) -> Any:
         if all(gradient is None for gradient in given):
             return None, None
-        parts = [torch.zeros_like(p) if g is None else g for g, p in zip(given, ctx.like, strict=True)]
-        return ctx.form.build(iter(parts)), None
+        waiting = iter(given)
+        found = [next(waiting) if part is None else part for part in ctx.rest]
+        parts = (make() if part is None else part for part, make in zip(found, ctx.zeros, strict=True))
+        return _without_grad(ctx.form.build(parts)), None
 
 
 class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, *parts: Any) -> Any:
-        ctx.form = form
-        return form.build(iter(part.detach() for part in parts))
+        ctx.form, ctx.has_gradient = form, [has_gradient(part) for part in parts]
+        ctx.set_materialize_grads(False)
+        return _without_grad(form.build(part.detach() if has_gradient(part) else part for part in parts))
 
     @staticmethod
     @torch.compiler.disable(reason="Litz's own code")
     def backward(ctx: Any, given: Any) -> Any:
+        if given is None:
+            return None, *(None for _ in ctx.has_gradient)
         form = form_of(given)
         if form is None or (form.kind, form.count) != (ctx.form.kind, ctx.form.count):
             raise CaptureError(f"the gradient of a {ctx.form} is a {type(given).__name__}, which has no such parts")
-        return None, *parts_of(given)
+        return None, *(p if has else None for p, has in zip(parts_of(given), ctx.has_gradient, strict=True))
+
+
+def _without_grad(whole: Any) -> Any:
+    """Some are built needing gradients, as what they were taken from did; here autograd says who does."""
+    return whole.requires_grad_(False)

@@ -74,7 +74,9 @@ def whole_held(value: Any) -> str | None:
 
 
 def size_name(size: torch.SymInt) -> str | None:
-    """The symbol's name if the size is just one symbol."""
+    """The symbol's name if the size is just one symbol, and a number: a ragged one is none."""
+    if size.node.is_nested_int():
+        return None
     found = symbolic_size(size)
     if len(found.terms) == 1 and found.terms[0][1] == 1 and len(found.terms[0][0]) == 1:
         atom = found.terms[0][0][0]

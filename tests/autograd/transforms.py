@@ -327,9 +327,7 @@ class Tokens(nn.Module):
 
 @program
 def per_sample_embedding() -> Program:
-    return per_sample(
-        Tokens(), lambda: [torch.randint(0, 10, (4, 5)), torch.randint(0, 3, (4,))], F.cross_entropy
-    )
+    return per_sample(Tokens(), lambda: [torch.randint(0, 10, (4, 5)), torch.randint(0, 3, (4,))], F.cross_entropy)
 
 
 @program
@@ -665,5 +663,3 @@ def complex_jacobian() -> Program:
         return torch.view_as_real(z * z.conj() + z.exp()).flatten()
 
     return jacrev(inner), given((6,))
-
-
