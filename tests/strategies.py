@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Axis, Expr, Value, constant, expr
+from litz.loop.fault import FAULTS
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Kernel, Load, Op, Program, Reduce, Store, View
 from litz.loop.scalar import BOOL, GIVEN, SCALARS
 
@@ -103,7 +104,8 @@ class _Builder:
         value = self.pick("i64")
         limit = self.add(Const(self.name(), "i64", rows))
         wrapped = self.add(Apply(self.name(), "i64", "remainder", (value, limit)), value, limit)
-        checked = self.add(Check(self.name(), "i64", wrapped, constant(rows), self.draw(st.booleans())), wrapped)
+        wrap, fault = self.draw(st.booleans()), self.draw(st.sampled_from(list(FAULTS)))
+        checked = self.add(Check(self.name(), "i64", wrapped, constant(rows), wrap, fault), wrapped)
         index = expr(Value(checked, rows)) * width + self.draw(st.integers(0, width - 1))
         return self.add(Load(self.name(), "f32", table.name, index), checked)
 

@@ -260,3 +260,24 @@ def test_parameters_updated_in_place() -> None:
         fast(torch.ones(2), torch.ones(3), FAR)
     after = [p.detach() for p in model.parameters()]
     torch.testing.assert_close(after, [b - 0.2 for b in before])
+
+
+LATE = {
+    "index": lambda table, index: table[index],
+    "select": lambda table, index: table.index_select(0, index),
+    "gather": lambda table, index: table.gather(0, index[:, None]),
+    "scatter": lambda table, index: table.scatter(0, index[:, None], 1.0),
+    "division": lambda table, index: index // (index - index),
+}
+
+
+@both
+@pytest.mark.parametrize("kind", LATE)
+def test_what_only_a_written_input_tells_raises_the_same_kind_of_error(route: Route, kind: str) -> None:
+    """The index is known after the update alone, too late for the user's own function to run instead."""
+
+    def function(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        index.mul_(9)
+        return LATE[kind](table, index)
+
+    fails_alike(route, function, lambda: [torch.randn(4, 2), torch.tensor([1, 0])], words=False)

@@ -15,6 +15,7 @@ from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.writer import Module, Writer
 from litz.loop.expr import Expr
+from litz.loop.fault import LAST_FAULT
 from litz.loop.ir import Call
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.
@@ -166,4 +167,4 @@ class HostWriter:
         it has not made, or ahead of the first effect. After an index out of range alone, steps go on: those that come
         release what others hold."""
         code = self.w.let("load i32, ptr %error")
-        shim.stop_if(self.w, self.w.let(f"icmp sgt i32 {code}, {shim.INDEX_OUT_OF_RANGE}"))
+        shim.stop_if(self.w, self.w.let(f"icmp sgt i32 {code}, {LAST_FAULT}"))

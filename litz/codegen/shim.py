@@ -17,6 +17,7 @@ from litz.codegen.llvm.body import Frame
 from litz.codegen.llvm.writer import Module, Writer, literal
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, ZERO, Expr, expr
+from litz.loop.fault import LAST_FAULT
 from litz.loop.ir import Call, Number, Program, View
 from litz.schedule.memory import OUT_VARIANTS
 
@@ -31,7 +32,7 @@ SHIMS: dict[str, str] = {
 }
 
 # What host functions leave in the error cell.
-INDEX_OUT_OF_RANGE, OPERATOR_FAILED = 1, 2
+OPERATOR_FAILED = LAST_FAULT + 1
 IN_TIME = 256  # added where the call ended before the first step with an effect
 
 _SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}

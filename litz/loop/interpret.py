@@ -18,6 +18,7 @@ import torch
 from litz.errors import CallError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import Atom, Axis, Expr, Size, Value
+from litz.loop.fault import FAULTS
 from litz.loop.formula import Measures
 from litz.loop.ir import (
     Apply,
@@ -185,7 +186,7 @@ class _KernelRun:
     def check(self, op: Check) -> np.ndarray:
         value, limit = self.values[op.value], _number(op.limit, self.sizes)
         if not np.all((value >= (-limit if op.wrap else 0)) & (value < limit)):
-            raise IndexError("index out of range in self")
+            raise FAULTS[op.fault].error(FAULTS[op.fault].message)
         return np.where(value < 0, value + limit, value)
 
     def rows(self, name: str) -> np.ndarray:

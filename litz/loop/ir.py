@@ -93,13 +93,15 @@ class Apply:
 
 @dataclass(frozen=True)
 class Check:
-    """An index taken from data: a negative one counts from the end if `wrap`; one out of `limit` raises IndexError."""
+    """An index taken from data: a negative one counts from the end if `wrap`; one out of `limit` raises what
+    `loop/fault.py` has for `fault`."""
 
     name: str
     dtype: str
     value: str
     limit: Expr
     wrap: bool = True
+    fault: str = "index"
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,8 @@ def _parse_op(line: _Line, scope: Scope) -> Op:
             line.word("<=")
         value = line.name("the value to check")
         line.word("<")
-        return Check(name, dtype, value, _parse_expr(line, scope), wrap)
+        limit = _parse_expr(line, scope)
+        return Check(name, dtype, value, limit, wrap, line.name("a fault") if line.accept("else") else "index")
     if op == "reduce":
         kind = line.name("a kind of reduction")
         return Reduce(name, dtype, kind, line.name("the value to reduce"))

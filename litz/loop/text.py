@@ -96,6 +96,7 @@ def print_op(op: Op) -> str:
     elif isinstance(op, Check):
         # `0 <= v` where a negative index is wrong; without it, one counts from the end.
         meaning = f"check {'' if op.wrap else '0 <= '}{op.value} < {op.limit}"
+        meaning += "" if op.fault == "index" else f" else {op.fault}"
     elif isinstance(op, Reduce):
         meaning = f"reduce {op.kind} {op.value}"
     elif isinstance(op, Scan):

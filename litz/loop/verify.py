@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 from litz.errors import VerifyError
 from litz.loop.dtype import DTYPES, compute_type
 from litz.loop.expr import ONE, Axis, Expr, Size, Value
+from litz.loop.fault import FAULTS
 from litz.loop.ir import (
     POSITIONS,
     REDUCTIONS,
@@ -373,6 +374,8 @@ class _KernelRules:
             self.fail(f"the limit {op.limit} varies", "numbers and declared sizes", op)
         if DTYPES[record.dtype].kind not in INDEX_KINDS or op.dtype != record.dtype:
             self.fail(f"a check of {record.dtype} gives {op.dtype}", "one integer type for both", op)
+        if op.fault not in FAULTS:
+            self.fail(f"{op.fault} is not a fault", f"one of {', '.join(FAULTS)}", op)
         return record.axes
 
     def reduce(self, op: Reduce) -> int:

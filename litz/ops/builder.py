@@ -200,11 +200,11 @@ class Body:
             lambda name: Scan(name, value.dtype, kind, value.name), value.dtype, "scan", kind, value.name
         )
 
-    def position(self, value: Val, limit: ExprLike, wrap: bool = True) -> Expr:
+    def position(self, value: Val, limit: ExprLike, wrap: bool = True, fault: str = "index") -> Expr:
         """A loaded integer as an index: wrapped when negative (unless not `wrap`), checked against `limit`."""
         limit, whole = expr(limit), self.cast(value, "i64").name
         checked = self._value(
-            lambda name: Check(name, "i64", whole, limit, wrap), "i64", "check", whole, limit, wrap
+            lambda name: Check(name, "i64", whole, limit, wrap, fault), "i64", "check", whole, limit, wrap, fault
         )  # fmt: skip
         return expr(Value(checked.name, limit))
 

@@ -54,7 +54,7 @@ def gather(b: Builder, node: fx.Node, x: View, dim: int, index: View, sparse_gra
 
     def formula(body: Body, point: Point) -> Val:
         point = point or (ZERO,)
-        at = body.position(body.load(places, point), whole.sizes[dim], wrap=False)
+        at = body.position(body.load(places, point), whole.sizes[dim], wrap=False, fault="place")
         return body.load(whole, (*point[:dim], at, *point[dim + 1 :]))
 
     return b.pointwise(node.meta["val"], formula)

@@ -120,7 +120,7 @@ def divisor(body: Body, v: Val) -> Val:
     """`v` as the divisor of whole numbers: a zero among them is an error, as in eager."""
     if is_float(v.dtype) or v.dtype == "b1":
         return v
-    zero = body.position(v.eq(0), 1, wrap=False)
+    zero = body.position(v.eq(0), 1, wrap=False, fault="zero")
     return v + body.cast(body.index(zero), v.dtype)  # adds nothing, and keeps the check alive
 
 

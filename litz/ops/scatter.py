@@ -178,7 +178,7 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
         # In order: of several that mean one element, the last is kept.
         for k in range(index.sizes[dim].int):
             at = (*point[:dim], expr(k), *point[dim + 1 :])
-            place = body.position(body.load(index, at, covered), x.sizes[dim], wrap=False)
+            place = body.position(body.load(index, at, covered), x.sizes[dim], wrap=False, fault="place")
             chosen = body.index(place).eq(body.index(point[dim]))
             chosen = chosen if covered is None else chosen & covered
             value = body.where(chosen, _COMBINE[kind](value, put(body, at, covered)), value)

@@ -57,7 +57,7 @@ def scatter(b: Builder, made: View, dim: int, index: View, kind: str, value: Val
     def step(body: Body, outer: Point, inner: Point) -> None:
         along = dict(zip(others, outer, strict=True)) | {dim: inner[0]}
         at = tuple(along[d] for d in range(len(index.sizes)))
-        place = body.position(body.load(index, at), made.sizes[dim], wrap=False)
+        place = body.position(body.load(index, at), made.sizes[dim], wrap=False, fault="place")
         body.update(made, (*at[:dim], place, *at[dim + 1 :]), kind, value(body, at))
 
     sizes, strides = [index.sizes[d] for d in others], [made.strides[d] for d in others]

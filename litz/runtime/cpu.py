@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from litz.codegen.render import Native, Rendering
-from litz.codegen.shim import IN_TIME, INDEX_OUT_OF_RANGE
+from litz.codegen.shim import IN_TIME
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.expr import ZERO, Expr, Size
+from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
 from litz.loop.ir import Call, Program, View, measure, views
 from litz.runtime.arena import ARENA, Block
@@ -312,11 +313,8 @@ class Executable:
         code = frame.error.value & ~IN_TIME
         in_time = bool(frame.error.value & IN_TIME) or self._is_ahead_of_effects(item)
         frame.error.value = 0
-        if code == INDEX_OUT_OF_RANGE:
-            return RunFailed(IndexError("index out of range in self"), in_time)
-        return RunFailed(
-            CallError("a library operator failed; its own message is on the standard error stream"), in_time
-        )
+        failed = CallError("a library operator failed; its own message is on the standard error stream")
+        return RunFailed(raised_for(code) or failed, in_time)
 
     def _is_ahead_of_effects(self, item: int) -> bool:
         """Whether this item of the plan ends before the first step that the caller can see to have been run."""

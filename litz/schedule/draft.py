@@ -179,7 +179,7 @@ class Addition(_Body):
                 names[op.name] = self._define(Index, op.dtype, self._renamed(op.expr, moved))
             elif isinstance(op, Check):
                 limit = self._renamed(op.limit, moved)
-                names[op.name] = self._define(Check, op.dtype, names[op.value], limit, op.wrap)
+                names[op.name] = self._define(Check, op.dtype, names[op.value], limit, op.wrap, op.fault)
             else:
                 self.reductions += isinstance(op, Reduce)
                 self.gives_positions |= isinstance(op, Reduce) and op.kind in POSITIONS

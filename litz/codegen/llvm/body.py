@@ -15,6 +15,7 @@ from litz.codegen.llvm.reduction import combine
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value
+from litz.loop.fault import FAULTS
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, Scan, Store, operands
 from litz.loop.scalar import SCALARS
 
@@ -369,7 +370,7 @@ class Frame:
             bad = w.let(f"and {bools} {bad}, {self.mask}")
         raised = bad if lanes == 1 else w.intrinsic("llvm.vector.reduce.or", bools, bad, result="i1")
         with w.when(raised):
-            w.emit(f"store i32 1, ptr {self.error}")
+            w.emit(f"store i32 {FAULTS[op.fault].code}, ptr {self.error}")
         return Operand(w.let(f"select {bools} {bad}, {t} zeroinitializer, {t} {index}"), "i64", lanes)
 
 
