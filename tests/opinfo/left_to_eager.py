@@ -1,11 +1,19 @@
 """What of the operator database may be left to eager, each entry with its reason; anything else left to eager fails.
 
 In: an operator, the kind of run (see `LEFT`) and a result. Out: what is wrong with how it was run, or None. An entry
-that is no longer needed fails as well, so that the list only ever gets shorter.
+that is no longer needed fails as well, so that the list only ever gets shorter. `called.txt` is the same for operators
+that are called where kernels could be generated: `python -m tests.opinfo.left_to_eager [OPERATOR …]` writes it anew.
 """
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from litz.target import detect
 from tests.opinfo.check import Result
 
 _DYNAMO = "Dynamo makes no graph of it: its result's size depends on data, or Python looks at a value"
@@ -55,13 +63,61 @@ LEFT: dict[str, dict[str, str]] = {
 
 
 def treated(operator: str, kind: str, result: Result) -> str | None:
-    """What is wrong with how the first sample of an operator was run: less compiled than the list says, or more."""
+    """What is wrong with how the first sample of an operator was run: less compiled than the lists say, or more."""
     listed = LEFT[kind].get(operator)
     if result.status == "eager":
         return None if listed else f"left to eager, and not listed: {result.message}"
     if listed and result.status == "right":
         return "no longer left to eager: take it off the list in left_to_eager.py"
+    if result.status != "right" or not is_written_here():
+        return None
+    found, expected = set(result.calls), set(called().get((operator, kind), ()))
+    if found - expected:
+        return f"called instead of generated, and not listed in called.txt: {', '.join(sorted(found - expected))}"
+    if expected - found:
+        return f"no longer called: take {', '.join(sorted(expected - found))} off its line in called.txt"
     return None
 
 
-__all__ = ["LEFT", "treated"]
+# -- operators that are called ----------------------------------------------------------------
+_FILE = Path(__file__).parent / "called.txt"
+
+
+@lru_cache(maxsize=1)
+def called() -> dict[tuple[str, str], list[str]]:
+    found = {}
+    for line in _FILE.read_text().splitlines()[1:]:
+        name, _, calls = line.partition(": ")
+        operator, _, kind = name.partition(" ")
+        found[operator, kind] = calls.split()
+    return found
+
+
+def _machine() -> str:
+    """What decides, besides Litz itself, which operators are taken apart and which products are generated."""
+    return f"torch {torch.__version__.split('+')[0]}, {detect(None).isa}"
+
+
+def is_written_here() -> bool:
+    """Whether the file speaks of this version of torch and this instruction set."""
+    return _FILE.read_text().splitlines()[0] == _machine()
+
+
+def main() -> None:
+    """Writes `called.txt`, or in it the lines of the operators named as arguments."""
+    from tests.opinfo.check import check
+    from tests.opinfo.test_slice import DIFFERENTIABLE, OPERATORS, first_case, first_with_gradients
+
+    wanted = sys.argv[1:] or OPERATORS
+    lines = {key: " ".join(calls) for key, calls in called().items() if key[0] not in wanted} if sys.argv[1:] else {}
+    for kind, names, first in (("", OPERATORS, first_case), ("grad", DIFFERENTIABLE, first_with_gradients)):
+        for name in names:
+            case = first(name) if name in wanted else None
+            if case is not None:
+                lines[name, kind] = " ".join(sorted(check(case).calls))
+    listed = [f"{' '.join(filter(None, key))}: {calls}" for key, calls in sorted(lines.items()) if calls]
+    _FILE.write_text("\n".join([_machine(), *listed]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
