@@ -3,6 +3,8 @@
 In: an operator, the kind of run (see `LEFT`) and a result. Out: what is wrong with how it was run, or None. An entry
 that is no longer needed fails as well, so that the list only ever gets shorter. `called.txt` is the same for operators
 that are called where kernels could be generated: `python -m tests.opinfo.left_to_eager [OPERATOR …]` writes it anew.
+
+The slice asks this of the first sample of an operator (`treated`), the sweep of every one (`may_be_left`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from tests.opinfo.check import Result
 
 _DYNAMO = "Dynamo makes no graph of it: its result's size depends on data, or Python looks at a value"
 _SPARSE = "sparse tensors are not compiled"
+_PIECES = "an operator in it looks at data, and the pieces around that one would cost more than they save"
+_STORAGE = "it counts from the start of the storage, which the compiled code does not see"
 _READ_AS = "its result is memory of an input, read as another type, and autograd's record of that cannot be made anew"
 
 # Operators by the kind of run: "" is inference, "grad" results and gradients, "symbolic" one program for many sizes.
@@ -26,10 +30,12 @@ LEFT: dict[str, dict[str, str]] = {
         "allclose": _DYNAMO,
         "argwhere": _DYNAMO,
         "bincount": _DYNAMO,
+        "bucketize": _PIECES,
         "combinations": _DYNAMO,
         "corrcoef": _DYNAMO,
         "cov": _DYNAMO,
         "equal": _DYNAMO,
+        "istft": _PIECES,
         "item": _DYNAMO,
         "linalg.lstsq": _DYNAMO,
         "linalg.lstsq.grad_oriented": _DYNAMO,
@@ -58,8 +64,21 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {},
+    "symbolic": {
+        "as_strided": _STORAGE,
+        "as_strided.partial_views": _STORAGE,
+        "view_as_complex": _READ_AS,
+    },
 }
+# The same for operators of which the first sample is compiled, and others are not.
+SOME_LEFT: dict[str, dict[str, str]] = {"": {}, "grad": {}, "symbolic": {}}
+
+
+def may_be_left(operator: str, dtype: str, symbolic: bool) -> bool:
+    """Whether samples of an operator may be left to eager in a sweep: what is left with its sizes known is left when
+    they vary, and what is left without gradients is left with them."""
+    kinds = ["", *(["grad"] if dtype.startswith("grad-") else []), *(["symbolic"] if symbolic else [])]
+    return any(operator in LEFT[kind] or operator in SOME_LEFT[kind] for kind in kinds)
 
 
 def treated(operator: str, kind: str, result: Result) -> str | None:

@@ -5,6 +5,9 @@
 
 With `--symbolic` each sample goes through `torch.compile(…, dynamic=True)`, and one program takes it at three sizes.
 
+Fails where a result is wrong, where a process dies, and where a sample is left to eager that `left_to_eager.py` does
+not list.
+
 Workers run the cases and print a line for each; a worker that dies or hangs costs one case, which counts as crashed,
 and a new one goes on behind it.
 """
@@ -27,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.opinfo.left_to_eager import may_be_left
 from tests.opinfo.samples import DTYPES, database, dtypes_of, has_gradients, name_of
 
 TIMEOUT = 60  # seconds without a word from the worker
@@ -249,10 +253,10 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
     shown = len(sweep.rows)
     for number, job in enumerate(sweep.run(), 1):
         done.add(job)
-        bad = [row for row in sweep.rows[shown:] if row["status"] in ("wrong", "crashed")]
+        bad = [row for row in sweep.rows[shown:] if fault(row, sweep.symbolic)]
         for row in bad[:3]:
             where = f"{row['operator']}[{row['dtype']}] {row['sample']}"
-            print(f"  {row['status']}: {where}: {row['message'][:300]}", flush=True)
+            print(f"  {fault(row, sweep.symbolic)}: {where}: {row['message'][:300]}", flush=True)
         if len(bad) > 3:
             print(f"  ... and {len(bad) - 3} more samples of it", flush=True)
         shown = len(sweep.rows)
@@ -265,7 +269,22 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
             file.write_text(json.dumps({"done": sorted(done), "rows": sweep.rows}))
             saved = time.perf_counter()
     print(summary(sweep.rows))
-    return 1 if any(row["status"] in ("wrong", "crashed") for row in sweep.rows) else 0
+    faults: dict[str, set[str]] = {}
+    for row in sweep.rows:
+        if (kind := fault(row, sweep.symbolic)) is not None:
+            faults.setdefault(kind, set()).add(f"{row['operator']}[{row['dtype']}]")
+    for kind, where in sorted(faults.items()):
+        print(f"FAILED, {kind}: {', '.join(sorted(where))}")
+    return 1 if faults else 0
+
+
+def fault(row: dict[str, Any], symbolic: bool) -> str | None:
+    """What the sweep fails for, if for this row."""
+    if row["status"] in ("wrong", "crashed"):
+        return row["status"]
+    if row["status"] == "eager" and not may_be_left(row["operator"], row["dtype"], symbolic):
+        return "left to eager, and not listed in left_to_eager.py"
+    return None
 
 
 if __name__ == "__main__":

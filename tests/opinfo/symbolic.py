@@ -55,8 +55,8 @@ def _check(sizes: list[Case]) -> Result:
     result.compile_ms = round(1e3 * sum(sum(ctx.timings.values()) for ctx in watched.contexts), 2)
     if result.status == "wrong":
         return _excused(sizes, result)
-    if watched.left_to_eager:
-        result.status, result.message = "eager", watched.left_to_eager[0]
+    if watched.left_to_eager or not watched.graphs:
+        result.status, result.message = "eager", next(iter(watched.left_to_eager), "Dynamo makes no graph of it")
     elif result.compiles > MOST_COMPILES * max(graphs, 1):
         why = f": {watched.per_size[0]}" if watched.per_size else ""
         result.message = f"{result.compiles} compiles for {len(sizes)} sizes of {graphs} graphs{why}"
