@@ -273,11 +273,57 @@ LATE = {
 
 @both
 @pytest.mark.parametrize("kind", LATE)
-def test_what_only_a_written_input_tells_raises_the_same_kind_of_error(route: Route, kind: str) -> None:
-    """The index is known after the update alone, too late for the user's own function to run instead."""
-
-    def function(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def test_what_only_a_written_input_tells_is_found_before_anything_is_written(route: Route, kind: str) -> None:
+    def function(table: torch.Tensor, index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         index.mul_(9)
+        found = LATE[kind](table, index)
+        x[1:].neg_()
+        return found
+
+    fails_alike(route, function, lambda: [torch.randn(4, 2), torch.tensor([1, 0]), torch.randn(3)])
+
+
+@both
+@pytest.mark.parametrize("kind", LATE)
+def test_what_only_a_part_of_an_input_tells(route: Route, kind: str) -> None:
+    """Beside the part lie the elements of another input."""
+
+    def function(table: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        index[:2].mul_(9)
+        other.add_(1)
         return LATE[kind](table, index)
 
+    def make() -> list[torch.Tensor]:
+        pairs = torch.tensor([[1, 5], [0, 6], [2, 7]])
+        return [torch.randn(4, 2), pairs[:, 0], pairs[:, 1]]
+
+    fails_alike(route, function, make)
+
+
+@both
+@pytest.mark.parametrize("kind", LATE)
+def test_what_only_a_random_number_tells_raises_the_same_kind_of_error(route: Route, kind: str) -> None:
+    """Known after it was drawn alone, too late for the user's own function to run instead."""
+
+    def function(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return LATE[kind](table, index + torch.rand(2).ceil().long() * 9)
+
     fails_alike(route, function, lambda: [torch.randn(4, 2), torch.tensor([1, 0])], words=False)
+
+
+@both
+def test_what_is_set_aside_is_written_in_the_end(route: Route) -> None:
+    def function(table: torch.Tensor, index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        index[:2].add_(1)
+        found = table[index]
+        index.mul_(0)
+        x.neg_()
+        return found + table[index]
+
+    fast = route(function)
+    for _ in range(2):
+        given = [torch.randn(4, 2), torch.tensor([1, 0, 2]), torch.randn(3)]
+        mine = [t.clone() for t in given]
+        assert torch.equal(fast(*mine), function(*given))
+        assert all(torch.equal(a, b) for a, b in zip(mine, given, strict=True))
+    assert_compiled()

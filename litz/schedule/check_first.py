@@ -4,8 +4,9 @@ In: a program in order. Out: the same, where indices taken from data are checked
 called, before the first step with an effect: one that writes to an input, or draws random numbers. A call that fails
 has then changed nothing, and the user's own function can run in its place, on what it would have found.
 
-An index is checked by a small kernel of its own, over the axes of the index alone, as soon as the index is there. What
-is computed from the result of an effect stays behind it.
+An index is checked by a small kernel of its own, over the axes of the index alone, as soon as the index is there. An
+input that is written to and decides what fails is set aside first (`set_aside.py`); what comes of a random number stays
+behind it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from litz.loop.ir import (
     contiguous,
     definitions_for,
 )
+from litz.schedule.set_aside import set_aside
 
 # Operators that do not look at the values they are given.
 _CANNOT_FAIL = {
@@ -45,6 +47,7 @@ def check_first(program: Program) -> Program:
     effects = [step for step in program.steps if has_effect(program, step)]
     if not effects:
         return program
+    program = set_aside(program, _may_fail)
     buffers = dict(program.buffers)
     steps: list[Step] = []
     seen: set[tuple] = set()
