@@ -10,6 +10,7 @@
 # make bench-scaling   how each stage's time grows with the program; SCALING="chain woven" for some families of programs
 # make bench-optimizers   steps of optimizers, compiled, against eager and inductor
 # make bench-pieces   models that are run in many pieces, against eager and inductor
+# make bench-lengths   training over twenty lengths: compiles, step time, memory and losses against eager
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces lint format
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths lint format
 
 setup: $(READY)
 
@@ -59,6 +60,9 @@ bench-optimizers: setup
 bench-pieces: setup
 	$(BIN)/python -m benchmarks.pieces
 
+bench-lengths: setup
+	$(BIN)/python -m benchmarks.lengths $(LENGTHS)
+
 bench-models: setup
 	$(BIN)/python -m benchmarks.models_more $(MODELS)
 
@@ -67,7 +71,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest tests -n 2 -q --ignore=tests/ecosystem
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem
 
 test-ecosystem: $(ECOSYSTEM)/.litz-ready
 	$(ECOSYSTEM)/bin/python -m pytest tests/ecosystem -q

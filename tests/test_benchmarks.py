@@ -1,4 +1,4 @@
-"""The benchmark of many models judges what it measured: slower, wrong, failed or missing is never a pass."""
+"""The benchmarks judge what they measured: slower, wrong, failed or missing is never a pass."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import lengths
 from benchmarks.models_more import bars, report
 
 GOOD = {"eager": {"best_ms": 10.0, "error": 1e-6}, "litz": {"best_ms": 9.0, "error": 1.5e-6}, "control": {}}
@@ -48,3 +49,33 @@ def test_a_gradient_may_be_as_far_off_as_luck_takes_eager() -> None:
     assert all(bar.met for bar in bars({"training": {"a": lucky}}))
     unlucky = {**changed(TRAINED, quotient=5.0), "control": {"quotient": 2.0}}
     assert False in [bar.met for bar in bars({"training": {"a": unlucky}})]
+
+
+def over_lengths(compiles: int = 2, left: tuple[str, ...] = (), **late: Any) -> dict[str, Any]:
+    """Ten lengths that are good, and one more, changed."""
+    row = {"length": 64, "best": {"eager": 10.0, "litz": 9.0}, "first": {"eager": 10.0, "litz": 9.0}}
+    row |= {"apart": 1e-7, "resident": 2**30}
+    rows = [*[row] * lengths.SETTLED, {**row, "length": 77, **late}]
+    return {"lengths": rows, "compiles": compiles, "why": ["training"], "left": list(left)}
+
+
+def test_lengths_that_are_good_are_met() -> None:
+    assert all(bar.met for bar in lengths.bars("llama", over_lengths()))
+    assert "0.900" in lengths.report("llama", over_lengths())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        over_lengths(compiles=4),
+        over_lengths(left=("no trace",)),
+        over_lengths(best={"eager": 10.0, "litz": 10.1}),
+        over_lengths(apart=1e-3),
+        over_lengths(apart=math.nan),
+        over_lengths(resident=2**30 + 2**26),
+        {"failed": "no result within 900 seconds"},
+    ],
+)
+def test_lengths_that_are_bad_are_missed(found: dict[str, Any]) -> None:
+    assert False in [bar.met for bar in lengths.bars("llama", found)]
+    assert "llama" in lengths.report("llama", found)
