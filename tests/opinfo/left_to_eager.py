@@ -64,14 +64,10 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {
-        "as_strided": _STORAGE,
-        "as_strided.partial_views": _STORAGE,
-        "view_as_complex": _READ_AS,
-    },
+    "symbolic": {"as_strided": _STORAGE},
 }
 # The same for operators of which the first sample is compiled, and others are not.
-SOME_LEFT: dict[str, dict[str, str]] = {"": {}, "grad": {}, "symbolic": {}}
+SOME_LEFT: dict[str, dict[str, str]] = {"": {}, "grad": {}, "symbolic": {"as_strided.partial_views": _STORAGE}}
 
 
 def may_be_left(operator: str, dtype: str, symbolic: bool) -> bool:
