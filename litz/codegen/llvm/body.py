@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from litz.codegen.llvm import math
+from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.reduction import combine
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
@@ -167,20 +168,7 @@ class Frame:
             return self.sizes[atom.name]
         assert isinstance(atom, (FloorDiv, Mod)), f"{atom} is not known at compile time"
         parts = self._scalar_index(atom.num, copy), self._scalar_index(atom.den, copy)
-        return self._divided(atom, "i64", "i1", *parts)
-
-    def _divided(self, atom: FloorDiv | Mod, t: str, bools: str, num: str, den: str) -> str:
-        """The quotient or the remainder, rounded towards minus infinity where a part may be negative."""
-        w = self.writer
-        if _is_natural(atom):
-            return w.let(f"{'udiv' if isinstance(atom, FloorDiv) else 'urem'} {t} {num}, {den}")
-        rest = w.let(f"srem {t} {num}, {den}")
-        apart = w.let(f"icmp slt {t} {w.let(f'xor {t} {rest}, {den}')}, {_zero(t)}")
-        off = w.let(f"and {bools} {w.let(f'icmp ne {t} {rest}, {_zero(t)}')}, {apart}")
-        if isinstance(atom, Mod):
-            return w.let(f"add {t} {rest}, {w.let(f'select {bools} {off}, {t} {den}, {t} {_zero(t)}')}")
-        # A true bit extended is minus one.
-        return w.let(f"add {t} {w.let(f'sdiv {t} {num}, {den}')}, {w.let(f'sext {bools} {off} to {t}')}")
+        return divided(self.writer, atom, 1, *parts)
 
     def _vector_index(self, e: Expr, copy: int, lanes: int) -> Operand:
         w = self.writer
@@ -202,17 +190,8 @@ class Frame:
         if isinstance(atom, Value):
             return w.splat(self.get(atom.name, copy), lanes).text
         if isinstance(atom, (FloorDiv, Mod)):
-            wide, bools = f"<{lanes} x i64>", f"<{lanes} x i1>"
-            num = self._vector_index(atom.num, copy, lanes).text
-            den = self._vector_index(atom.den, copy, lanes).text
-            high, most = atom.num.bounds()[1], atom.den.bounds()[1]
-            if not _is_natural(atom) or any(bound is None or bound >= 1 << 31 for bound in (high, most)):
-                return self._divided(atom, wide, bools, num, den)
-            # 32-bit lanes divide faster; indices of that size are the rule.
-            narrow = [w.let(f"trunc {wide} {x} to <{lanes} x i32>") for x in (num, den)]
-            return w.let(
-                f"zext <{lanes} x i32> {self._divided(atom, f'<{lanes} x i32>', bools, *narrow)} to {wide}"
-            )
+            parts = (self._vector_index(e, copy, lanes).text for e in (atom.num, atom.den))
+            return divided(w, atom, lanes, *parts)
         return w.splat(Operand(self._atom(atom, copy), "i64", 1), lanes).text
 
     # -- memory -------------------------------------------------------------------------------------
@@ -372,15 +351,6 @@ class Frame:
         with w.when(raised):
             w.emit(f"store i32 {FAULTS[op.fault].code}, ptr {self.error}")
         return Operand(w.let(f"select {bools} {bad}, {t} zeroinitializer, {t} {index}"), "i64", lanes)
-
-
-def _is_natural(atom: FloorDiv | Mod) -> bool:
-    """Whether neither part is ever negative."""
-    return all(low is not None and low >= 0 for low in (atom.num.bounds()[0], atom.den.bounds()[0]))
-
-
-def _zero(t: str) -> str:
-    return "0" if t == "i64" else "zeroinitializer"
 
 
 def _suffix(element: str) -> str:
