@@ -20,7 +20,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths lint format
+.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths figures lint format
 
 setup: $(READY)
 
@@ -65,6 +65,9 @@ bench-lengths: setup
 
 bench-models: setup
 	$(BIN)/python -m benchmarks.models_more $(MODELS)
+
+figures: setup
+	$(BIN)/python -m benchmarks.figures
 
 lint: setup
 	$(BIN)/ruff check .
