@@ -21,7 +21,7 @@ _NAMES = (
     "bucketize", "col2im", "dist", "im2col", "isin", "linalg_cross", "max_unpool2d", "max_unpool3d",
     "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "nll_loss2d_backward", "nll_loss2d_forward",
     "norm", "renorm", "rot90", "soft_margin_loss", "special_entr", "special_log_ndtr", "special_xlog1py", "trace",
-    "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d",
+    "upsample_bicubic2d",
 )  # fmt: skip
 
 

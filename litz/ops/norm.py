@@ -177,9 +177,8 @@ def _batch_norm_training(
 def _affine(body: Body, value: Val, weight: View | None, bias: View | None, place: Point) -> Val:
     if weight is not None:
         value = value * body.cast(body.load(weight, place), value.dtype)
-    if bias is not None:
-        value = value + body.cast(body.load(bias, place), value.dtype)
-    return value
+    # Without a bias eager adds zero, and no result is -0.
+    return value + (0.0 if bias is None else body.cast(body.load(bias, place), value.dtype))
 
 
 def _batch_norm_inference(
@@ -198,9 +197,7 @@ def _batch_norm_inference(
         scale = body.apply("rsqrt", of(var) + eps)
         if weight is not None:
             scale = scale * of(weight)
-        shift = -of(mean) * scale
-        if bias is not None:
-            shift = shift + of(bias)
+        shift = (0.0 if bias is None else of(bias)) - of(mean) * scale
         return body.cast(body.load(x, point), dtype) * scale + shift
 
     out = b.pointwise(fakes[0], formula)
@@ -232,7 +229,9 @@ def native_group_norm(
     mean, variance = mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
     channel = (point[1] * each + point[2],)
-    body.store(target, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
+    normal = (value - mean) * rstd
+    plain = weight is None and bias is None  # eager has a loop of its own for that, which adds nothing
+    body.store(target, point, normal if plain else _affine(body, normal, weight, bias, channel))
     body.store(mean_out, point[:2], mean)
     body.store(rstd_out, point[:2], rstd)
     b.emit(space, body)

@@ -123,34 +123,36 @@ class Mix:
         return one * (1 - self.share) + other * self.share
 
 
-@lowers(aten.upsample_bilinear2d.default)
-def upsample_bilinear(
-    b: Builder, node: fx.Node, x: View, size: Sequence[int], align_corners: bool, scale_h: float | None = None,
-    scale_w: float | None = None,
-) -> Any:  # fmt: skip
+@lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default)
+def upsample_linear(
+    b: Builder, node: fx.Node, x: View, size: Sequence[int], align_corners: bool, *scales: float | None
+) -> Any:
     dtype = compute_type(x.dtype)
     if not is_float(dtype):
         return NotImplemented
-    height, width = x.sizes[-2:]
-    out_h, out_w = sizes_of(node.meta["val"])[-2:]
+    dims = len(x.sizes) - 2
+    inner, outer = x.sizes[2:], sizes_of(node.meta["val"])[2:]
+    stated = [*scales, *[None] * (dims - len(scales))]
 
     def formula(body: Body, point: Point) -> Val:
-        *outer, h, w = point
-        rows = Mix(body, h, height, out_h, align_corners, scale_h, dtype)
-        columns = Mix(body, w, width, out_w, align_corners, scale_w, dtype)
+        mixes = [
+            Mix(body, o, n, out, align_corners, scale, dtype)
+            for o, n, out, scale in zip(point[2:], inner, outer, stated, strict=True)
+        ]
 
-        def row(i: Expr) -> Val:
-            return columns.of(
-                *(body.cast(body.load(x, (*outer, i, j)), dtype) for j in (columns.first, columns.second))
-            )
+        def mixed(chosen: Point) -> Val:
+            if len(chosen) == dims:
+                return body.cast(body.load(x, (*point[:2], *chosen)), dtype)
+            mix = mixes[len(chosen)]
+            return mix.of(mixed((*chosen, mix.first)), mixed((*chosen, mix.second)))
 
-        return rows.of(row(rows.first), row(rows.second))
+        return mixed(())
 
     return b.pointwise(node.meta["val"], formula)
 
 
-@lowers(aten.upsample_bilinear2d.vec)
-def upsample_bilinear_vec(
+@lowers(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
+def upsample_linear_vec(
     b: Builder, node: fx.Node, x: View, size: Any, align_corners: bool, scales: Sequence[float] | None
 ) -> Any:
-    return upsample_bilinear(b, node, x, (), align_corners, *_spread(scales, 2))
+    return upsample_linear(b, node, x, (), align_corners, *_spread(scales, len(x.sizes) - 2))

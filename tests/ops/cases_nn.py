@@ -89,6 +89,11 @@ RESAMPLE = [
     case("bilinear-corners", lambda x: F.interpolate(x, size=(5, 13), mode="bilinear", align_corners=True), IMAGE),
     case("bilinear-scale", lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), IMAGE),
     case("bilinear-one", lambda x: F.interpolate(x, size=(1, 1), mode="bilinear", align_corners=True), IMAGE),
+    case("linear-2x", lambda x: F.interpolate(x.flatten(2), scale_factor=2, mode="linear"), IMAGE),
+    case("linear-corners", lambda x: F.interpolate(x.flatten(2), size=7, mode="linear", align_corners=True), IMAGE),
+    case("linear-scale", lambda x: F.interpolate(x.flatten(2), scale_factor=1.7, mode="linear"), IMAGE),
+    case("trilinear-2x", lambda x: F.interpolate(x.unsqueeze(2), scale_factor=2, mode="trilinear"), IMAGE),
+    case("trilinear-size", lambda x: F.interpolate(x[:, :, None], size=(3, 5, 13), mode="trilinear"), IMAGE),
     case("bilinear-f64", lambda x: F.interpolate(x, size=(5, 13), mode="bilinear"), DOUBLE, rtol=1e-6, atol=1e-6),
 ]  # fmt: skip
 

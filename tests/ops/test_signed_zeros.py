@@ -55,6 +55,22 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], object]] = {
         torch.maximum(x, T(0.0)), torch.maximum(x, T(-0.0)), torch.minimum(T(-0.0), x), torch.fmax(x, T(0.0)),
         torch.fmin(x, T(-0.0)), torch.fmax(T(-0.0), x),
     ),
+    "norms": lambda x: (
+        F.layer_norm(MINUS.clone(), (16,)), F.layer_norm(MINUS.clone(), (16,), torch.ones(16)),
+        F.layer_norm(MINUS.clone(), (16,), torch.ones(16), MINUS.clone()),
+        F.layer_norm(torch.ones(16), (16,), MINUS - 1),
+        F.batch_norm(MINUS.view(1, 4, 4), torch.zeros(4), torch.ones(4)), F.instance_norm(MINUS.view(1, 4, 4)),
+        F.batch_norm(MINUS.view(1, 4, 4), torch.zeros(4), torch.ones(4), torch.ones(4), MINUS[:4].clone()),
+        F.batch_norm(MINUS.view(1, 4, 4), None, None, training=True), F.group_norm(MINUS.view(1, 4, 4), 2),
+        F.group_norm(MINUS.view(1, 4, 4), 2, torch.ones(4)),
+        F.group_norm(MINUS.view(1, 4, 4), 2, torch.ones(4), MINUS[:4].clone()),
+    ),
+    "interpolate": lambda x: (
+        F.interpolate(MINUS.view(1, 1, 16), scale_factor=2, mode="linear"),
+        F.interpolate(MINUS.view(1, 2, 8), size=5, mode="linear", align_corners=True),
+        F.interpolate(MINUS.view(1, 1, 4, 4), scale_factor=2, mode="bilinear"),
+        F.interpolate(MINUS.view(1, 1, 2, 2, 4), scale_factor=2, mode="trilinear"),
+    ),
     "pool": lambda x: (
         F.max_pool1d(x.nan_to_num(-0.0).view(1, 1, 16), 2), F.max_pool1d(x.flip(0).clamp(-0.0, 0.0).view(1, 1, 16), 2),
         F.max_pool1d(MINUS.view(1, 1, 16).clone(), 3, 2, 1), F.adaptive_max_pool1d(MINUS.view(1, 1, 16), 3),
