@@ -224,3 +224,9 @@ def test_taking_apart_and_putting_together() -> None:
     (whole,) = put_together(taken_apart([needing], (form_of(needing),)), (form_of(needing),))
     (whole * 3).sum().backward(torch.ones_like(whole.sum()))
     assert torch.equal(needing.grad.a, torch.full((2,), 3.0)) and type(needing.grad) is TwoTensor
+
+
+@both
+def test_writes_beside_subclasses(route: Route) -> None:
+    agrees(route, lambda p, t: (p.mul_(2), p * t)[1], lambda: [torch.randn(3, 4), two(3, 4, needs_grad=True)])
+    agrees(route, lambda p, t: (t.mul_(2), t + p)[1], lambda: [torch.randn(3, 4), two(3, 4)])
