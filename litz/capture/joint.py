@@ -211,6 +211,15 @@ class _Functional(FunctionalTensorMode):
         if func in CHECKS:
             # PyTorch would thread a token through the graph to keep such calls; here a call in its place is kept.
             return func(*(_unwrap(a) for a in args), **(kwargs or {}))
+        if func is aten.bernoulli_.float and not args[0].is_contiguous():
+            # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
+            # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
+            order = sorted(range(args[0].dim()), key=lambda d: -args[0].stride(d))
+            with self:
+                along = args[0].permute(order)
+                if along.is_contiguous():
+                    along.bernoulli_(*args[1:], **(kwargs or {}))
+                    return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -99,3 +99,30 @@ def _flat(values: Any) -> list[torch.Tensor]:
     if isinstance(values, torch.Tensor):
         return [values]
     return [leaf for value in values for leaf in _flat(value)]
+
+
+LYING = {
+    "transposed": lambda x: F.dropout((x * 2).transpose(0, 1), 0.3),
+    "turned": lambda x: F.dropout((x * 2).permute(2, 0, 1), 0.3),
+    "a transposed input": lambda x: F.dropout(x.transpose(0, 2), 0.3),
+    "of channels": lambda x: F.dropout2d((x * 2).unsqueeze(0).transpose(1, 2), 0.3),
+    "in place": lambda x: F.dropout((x * 2).transpose(0, 1), 0.3, inplace=True),
+    "drawn": lambda x: (x * 2).transpose(0, 1).bernoulli_(0.4),
+    "in columns": lambda x: (x * 2)[:, ::2].bernoulli_(0.4),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", LYING)
+def test_drops_what_eager_drops_however_it_lies(name: str, dynamic: bool) -> None:
+    """Eager draws along memory; the functional operator gives rows and draws along them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(LYING[name], backend="litz", dynamic=dynamic)
+    for length in (6, 9, 7):
+        x = torch.randn(length, 4, 5)
+        torch.manual_seed(1)
+        wanted = LYING[name](x)
+        torch.manual_seed(1)
+        found = compiled(x)
+        assert found.stride() == wanted.stride()
+        torch.testing.assert_close(found, wanted)
