@@ -22,6 +22,7 @@ LEFT = "the function runs as it was written from here on"
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     torch._dynamo.reset()
+    torch.manual_seed(0)
     HISTORY.clear()
     yield
     torch._dynamo.reset()
@@ -259,3 +260,28 @@ def test_the_library_gains_nothing_but_what_follows_it() -> None:
 def test_little(function: Callable[..., Any], little: bool) -> None:
     graph = captured(function, torch.randn(8, 1))
     assert is_little([node for node in graph.nodes if node.op.startswith("call")]) is little
+
+
+STRANGE = {
+    "a transform": (lambda x: torch.vmap(torch.func.grad(lambda v: (v**3).sum()))(x.view(3, 5)).sum(), "dense"),
+    "a nested tensor": (lambda x: (x * 2).values().sum(), "nested"),
+    "a sparse tensor": (lambda x: (x.to_sparse() * 2).to_dense().sum(), "dense"),
+    "nonzero": (lambda x: x.nonzero().float().sum() + x.sum(), "dense"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STRANGE)
+def test_tensors_without_memory_of_their_own(name: str) -> None:
+    compute, kind = STRANGE[name]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = compute(x)
+        torch._dynamo.graph_break()
+        return y + compute(x)
+
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    given = torch.nested.nested_tensor(parts, layout=torch.jagged) if kind == "nested" else torch.randn(15)
+    compiled = torch.compile(step, backend="litz")
+    for _ in range(MANY):
+        torch.testing.assert_close(compiled(given), step(given))

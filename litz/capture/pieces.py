@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from litz.capture.subclasses import is_subclass
 from litz.compat import Captured, Place, backends_of, captured_now, leave_code
 from litz.context import Context
 
@@ -194,12 +195,14 @@ def _name(node: fx.Node) -> str:
 def _is_view(node: fx.Node, made: list[torch.Tensor]) -> bool:
     if _name(node).endswith("_") or node.target in _IN_PLACE:
         return False
-    given = {t.untyped_storage()._cdata for t in _read(node) if _is_dense(t)}
-    return all(_is_dense(t) and t.untyped_storage()._cdata in given for t in made)
+    given = {t.untyped_storage()._cdata for t in _read(node) if _has_memory(t)}
+    return all(_has_memory(t) and t.untyped_storage()._cdata in given for t in made)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Of its own; a tensor within a transform, one of a subclass, and a sparse one are made of others."""
+    plain = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return plain and not is_subclass(tensor)
 
 
 def _elements(tensor: torch.Tensor) -> int:

@@ -57,7 +57,8 @@ def cut(graph_module: fx.GraphModule, alone: frozenset[fx.Node], backend: Backen
             pending.clear()
 
     for unit in _units(graph_module.graph):
-        if not alone.isdisjoint(unit) or unit[0].op in ("placeholder", "output") or switches(unit[0]):
+        no_computation = len(unit) == 1 and (unit[0].op in ("placeholder", "output") or switches(unit[0]))
+        if no_computation or not alone.isdisjoint(unit):
             flush()
             for node in unit:
                 _bring_attributes(node, graph_module, graph, root, copies, backend)

@@ -64,7 +64,7 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {"as_strided": _STORAGE},
+    "symbolic": {"as_strided": _STORAGE, "geqrf": _DYNAMO},
 }
 # The same for operators of which the first sample is compiled, and others are not.
 SOME_LEFT: dict[str, dict[str, str]] = {"": {}, "grad": {}, "symbolic": {"as_strided.partial_views": _STORAGE}}

@@ -72,7 +72,8 @@ SYMBOLIC = [name for name in OPERATORS if name not in LEFT[""]][::20]
 def test_agrees_with_eager_at_other_sizes(name: str) -> None:
     case = first_case(name)
     result = check_symbolic(case)
-    assert result.status in ("right", "known"), f"{case}: {result.status}: {result.message}"
+    allowed = ("eager",) if name in LEFT["symbolic"] else ("right", "known")
+    assert result.status in allowed, f"{case}: {result.status}: {result.message}"
     assert "compiles for" not in result.message, f"{case}: {result.message}"
 
 
