@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import lengths
+from benchmarks import figures, lengths
 from benchmarks.models_more import bars, report
 
 GOOD = {"eager": {"best_ms": 10.0, "error": 1e-6}, "litz": {"best_ms": 9.0, "error": 1.5e-6}, "control": {}}
@@ -79,3 +79,15 @@ def test_lengths_that_are_good_are_met() -> None:
 def test_lengths_that_are_bad_are_missed(found: dict[str, Any]) -> None:
     assert False in [bar.met for bar in lengths.bars("llama", found)]
     assert "llama" in lengths.report("llama", found)
+
+
+def test_readme_has_the_figures_measured_last() -> None:
+    found, readme = figures.results(), figures.README.read_text()
+    assert set(found) == set(figures.FILES)
+    assert readme == figures.written(readme, found)
+    assert figures.PICTURE.read_text() == figures.picture(found)
+
+
+def test_figures_that_are_missing_are_dashes() -> None:
+    assert "| - |" in figures.table({})
+    assert "<svg" in figures.picture({})
