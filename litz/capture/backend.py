@@ -5,6 +5,7 @@ Here is decided what Litz compiles, what it leaves to eager and says so, and for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -207,11 +208,15 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     for node in graph_module.graph.nodes:
-        if node.target in ("as_strided", torch.as_strided) and (len(node.args) > 3 or "storage_offset" in node.kwargs):
+        name = getattr(node.target, "__name__", node.target)
+        takes = _BEFORE_OFFSET.get(str(name).partition(".")[0], math.inf)
+        if len(node.args) > takes or (takes < math.inf and "storage_offset" in node.kwargs):
             return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None
 
 
+# Arguments in front of the offset in the storage.
+_BEFORE_OFFSET = {"as_strided": 3, "as_strided_": 3, "as_strided_copy": 3, "as_strided_scatter": 4}
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 

@@ -29,7 +29,7 @@ def _is_view_target(target: object) -> bool:
 
 
 # They give nothing back: they are there to raise.
-CHECKS = frozenset({aten._linalg_check_errors.default})
+CHECKS = frozenset({aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg})
 
 
 @lru_cache(maxsize=None)

@@ -21,7 +21,8 @@ _WRITING_OPERATORS = frozenset(
     [getattr(operator, name) for name in dir(operator) if name.startswith("i") and f"__{name}__" in dir(operator)]
     + [operator.setitem, operator.delitem]
 ) - {operator.index, operator.inv, operator.invert}
-# Functions that make a new tensor, whatever they are given; their methods of the same name do too.
+# Functions that make a new tensor, whatever they are given; their methods of the same name do too. (An einsum that only
+# turns its argument gives a view of it.)
 _FRESH_NAMES = frozenset(
     [
         "add",
@@ -33,7 +34,6 @@ _FRESH_NAMES = frozenset(
         "mm",
         "addmm",
         "baddbmm",
-        "einsum",
         "softmax",
         "log_softmax",
         "cat",
@@ -51,7 +51,6 @@ _FRESH_NAMES = frozenset(
         "rms_norm",
         "group_norm",
         "gelu",
-        "silu",
         "tanh",
         "sigmoid",
         "exp",
@@ -114,7 +113,7 @@ _VIEW_NAMES = frozenset(
     ]
 )
 # Functions that are fresh too, unless they are told to write in place.
-_FRESH_UNLESS_IN_PLACE = frozenset(["relu", "dropout", "batch_norm"])
+_FRESH_UNLESS_IN_PLACE = frozenset(["relu", "silu", "dropout", "batch_norm"])
 
 
 def is_fresh(node: fx.Node) -> bool:

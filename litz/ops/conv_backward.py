@@ -82,7 +82,7 @@ def _of_products(
 
 def _fits(b: Builder, weight: View, window: Window) -> bool:
     whole = weight.sizes[0].int % b.ctx.target.lanes(4) == 0
-    plain = all(s == 1 or d == 1 for s, d in zip(window.stride, window.dilation, strict=True))
+    plain = all(s == 1 for s in window.stride) or all(d == 1 for d in window.dilation)
     return whole and plain and all(p <= r for p, r in zip(window.padding, window.reach, strict=True))
 
 

@@ -195,10 +195,43 @@ def index_put(
     fake = node.args[2].meta["val"]  # type: ignore[union-attr]
     ask_what_broadcasts(fake)
     values = replace(values, sizes=sizes_of(fake))
+    if not _fit(x, indices, values):
+        return NotImplemented  # eager refuses it
     masks = [i for i in indices if i is not None]
     if not accumulate and len(masks) == 1 and masks[0].dtype == "b1" and numel(values.sizes) is ONE:
         return _fill_mask(b, node, x, masks[0], list(indices).index(masks[0]), values)
     return _assign(b, node, x, indices, values, accumulate, wrap=True)
+
+
+def _fit(x: View, indices: Sequence[View | None], values: View) -> bool:
+    """Whether the indices, and the values for the places they mean, have sizes that go together, as far as known."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if any(i.dtype in ("b1", "u8") for _, i in given):
+        taken = [len(i.sizes) if i is not None and i.dtype in ("b1", "u8") else 1 for i in indices]
+        starts = [sum(taken[:d]) for d, _ in given]
+        seen = [x.sizes[at : at + len(i.sizes)] for at, (_, i) in zip(starts, given, strict=True)]
+        return sum(taken) <= len(x.sizes) and all(
+            i.dtype not in ("b1", "u8") or all(map(_may_equal, i.sizes, sizes))
+            for (_, i), sizes in zip(given, seen, strict=True)
+        )
+    if not given or len(indices) > len(x.sizes):
+        return not given
+    inner = update.common_shape([i for _, i in given])
+    dims = [d for d, _ in given]
+    rest = [size for d, size in enumerate(x.sizes) if d not in dims]
+    start = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    whole = (*rest[:start], *inner, *rest[start:])
+    return all(_goes_into(i.sizes, inner) for _, i in given) and _goes_into(values.sizes, whole)
+
+
+def _goes_into(sizes: Sequence[Expr], whole: Sequence[Expr]) -> bool:
+    """Whether sizes broadcast to others, as far as they are known."""
+    own = whole[len(whole) - len(sizes) :] if len(sizes) <= len(whole) else ()
+    return len(own) == len(sizes) and all(a is ONE or _may_equal(a, b) for a, b in zip(sizes, own, strict=True))
+
+
+def _may_equal(a: Expr, b: Expr) -> bool:
+    return not (a.is_int and b.is_int) or a is b
 
 
 def _fill_mask(b: Builder, node: fx.Node, x: View, mask: View, start: int, value: View) -> View:

@@ -53,3 +53,18 @@ def test_gradients_of_a_convolution(name: str, wanted: tuple[bool, bool, bool]) 
         assert mine.stride() == theirs.stride()
         allowed = 2 * (theirs - true).abs().max() + 8 * torch.finfo(torch.float32).eps * true.abs().max()
         assert (mine - true).abs().max() <= allowed
+
+
+@pytest.mark.parametrize(
+    "stride, dilation, padding", [((2, 1), (1, 2), (1, 2)), ((1, 2), (2, 1), (1, 1)), ((3, 1), (1, 3), (1, 3))]
+)
+def test_depthwise_windows_that_are_strided_one_way_and_dilated_the_other(stride, dilation, padding):
+    torch._dynamo.reset()
+    x, weight = torch.randn(2, 32, 9, 11, requires_grad=True), torch.randn(32, 1, 3, 3, requires_grad=True)
+
+    def function(x, weight):
+        return torch.nn.functional.conv2d(x, weight, None, stride, padding, dilation, 32)
+
+    want = torch.autograd.grad(function(x, weight).square().sum(), (x, weight))
+    found = torch.autograd.grad(torch.compile(function, backend="litz")(x, weight).square().sum(), (x, weight))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-3)

@@ -113,3 +113,29 @@ def test_a_process_asks_once_for_an_operator_and_its_types() -> None:
     assert is_refused(aten.gelu.default, (torch.ones(100_000).long(),), {}, torch.ones(100_000).long())
     assert is_refused(aten.full_like.default, (I8, 300), {}, I8)
     assert not is_refused(aten.full_like.default, (I8, 3), {}, I8)
+
+
+WRONG_SIZES = {
+    "values too long": lambda x: x.index_put((torch.tensor([0, 1]),), torch.zeros(5, 3)),
+    "values too short": lambda x: x.index_put((torch.tensor([0, 1, 2, 3]),), torch.zeros(3, 3)),
+    "values of another width": lambda x: x.index_put((torch.arange(4),), torch.zeros(4, 7), accumulate=True),
+    "indices that do not go together": lambda x: x.index_put(
+        (torch.tensor([0, 1, 2]), torch.tensor([0, 1])), torch.ones(())
+    ),
+    "mask too short": lambda x: x.index_put((torch.ones(3, dtype=torch.bool),), torch.ones(())),
+    "mask too long": lambda x: x.index_put((torch.ones(5, dtype=torch.bool),), torch.ones(())),
+    "mask of another width": lambda x: x.index_put((torch.ones(4, 7, dtype=torch.bool),), torch.ones(())),
+    "too many indices": lambda x: x.index_put((torch.tensor([0]),) * 3, torch.ones(())),
+    "an assertion": lambda x: torch._assert_async((x > 9).all(), "too small") or x * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WRONG_SIZES)
+def test_sizes_that_do_not_go_together_raise(name: str) -> None:
+    torch._dynamo.reset()
+    function, x = WRONG_SIZES[name], torch.randn(4, 3)
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        function(x)
+    with pytest.raises(eager.type):
+        torch.compile(function, backend="litz")(x)

@@ -75,6 +75,8 @@ def cat_of_cat(match: Match) -> Any:
     flat: list[fx.Node] = []
     for x in match["xs"]:
         inner = x.target is aten.cat.default and len(x.users) == 1 and _dim(x, 1, rank) == dim
+        # What it joins was rounded to its type first.
+        inner = inner and all(part.meta["val"].dtype == x.meta["val"].dtype for part in x.args[0])
         flat += list(x.args[0]) if inner else [x]
     if len(flat) == len(match["xs"]):
         return None
