@@ -21,8 +21,7 @@ _WRITING_OPERATORS = frozenset(
     [getattr(operator, name) for name in dir(operator) if name.startswith("i") and f"__{name}__" in dir(operator)]
     + [operator.setitem, operator.delitem]
 ) - {operator.index, operator.inv, operator.invert}
-# Functions that make a new tensor, whatever they are given; their methods of the same name do too. (An einsum that only
-# turns its argument gives a view of it.)
+# Functions that make a new tensor, whatever they are given; their methods of the same name do too.
 _FRESH_NAMES = frozenset(
     [
         "add",
@@ -121,6 +120,8 @@ def is_fresh(node: fx.Node) -> bool:
     name = _name(node)
     if name in _FRESH_NAMES:
         return "out" not in node.kwargs
+    if name == "einsum":
+        return len(node.all_input_nodes) > 1  # of one tensor it may be a view
     # Dropout that is switched off returns its argument.
     return name == "batch_norm" or (name in _FRESH_UNLESS_IN_PLACE and name != "dropout" and not _in_place(node))
 
