@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from litz.context import Context
 from litz.graph.alias import may_stand_for
@@ -121,6 +121,7 @@ class _Pass:
             node.meta["val"] = found if several else found[0]
         else:
             try:
+                _ask_for_view(node)
                 node.meta["val"] = self.editor.value(node.target, node.args, node.kwargs)
             except (RuntimeError, ValueError):
                 # A view that only eager's layout allows.
@@ -174,3 +175,13 @@ def channels_last_like(fake: FakeTensor) -> FakeTensor:
     return FakeTensor(
         fake.fake_mode, torch.empty_strided((n, c, h, w), strides, dtype=fake.dtype, device="meta"), fake.device
     )
+
+
+def _ask_for_view(node: fx.Node) -> None:
+    """Raises if the layout does not allow the view: fakes allow some that no tensor does, of images one row high."""
+    if node.target is not aten.view.default:
+        return
+    image, shape = node.args[0].meta["val"], node.args[1]  # type: ignore[union-attr]
+    if all(isinstance(number, int) for number in (*image.shape, *image.stride(), *shape)):  # type: ignore[misc]
+        with unset_fake_temporarily():
+            torch.empty_strided(image.shape, image.stride(), device="meta").view(shape)

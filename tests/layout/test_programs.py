@@ -189,3 +189,16 @@ def test_turns_are_optimisations() -> None:
         torch._dynamo.reset()
         torch.compile(lambda x: after(conv(x)), backend="litz")(image())
         assert [f.times for f in litz.last_report().firings if f.rule == "channels_last"] == [1]
+
+
+@pytest.mark.parametrize("height, width", [(1, 9), (9, 1), (1, 1), (2, 3)])
+@pytest.mark.parametrize("shape", [(2, -1), (-1,), (2, 32, -1), (64, -1)])
+def test_views_of_flat_images(height, width, shape):
+    """Fakes allow views of images one row high that no tensor does."""
+    torch._dynamo.reset()
+
+    def function(x, weight):
+        return torch.relu(torch.nn.functional.conv2d(x, weight, padding=(0, 1))).reshape(shape) + 1
+
+    x, weight = torch.randn(2, 16, height, width), torch.randn(32, 16, 1, 3)
+    torch.testing.assert_close(torch.compile(function, backend="litz")(x, weight), function(x, weight))
