@@ -5,7 +5,6 @@ Here is decided what Litz compiles, what it leaves to eager and says so, and for
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import fx
 from litz.capture.higher_order import write_out
 from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
-from litz.capture.pieces import piece_of
+from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.subclasses import is_subclass, parts_of
@@ -207,12 +206,22 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
             return f"an input is on {t.device}: only CPU tensors are compiled"
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
-    for node in graph_module.graph.nodes:
-        name = getattr(node.target, "__name__", node.target)
-        takes = _BEFORE_OFFSET.get(str(name).partition(".")[0], math.inf)
-        if len(node.args) > takes or (takes < math.inf and "storage_offset" in node.kwargs):
-            return "as_strided counts from the start of the storage, which the compiled code does not see"
+    if any(_counts_from_storage(node) for node in graph_module.graph.nodes):
+        return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None
+
+
+def _counts_from_storage(node: fx.Node) -> bool:
+    """Whether it takes an offset in the storage of an input, which no guard of Dynamo's is about."""
+    name = getattr(node.target, "__name__", node.target)
+    takes = _BEFORE_OFFSET.get(str(name).partition(".")[0])
+    if takes is None or (len(node.args) <= takes and "storage_offset" not in node.kwargs):
+        return False
+    given = [n.meta.get("example_value") for n in node.graph.nodes if n.op == "placeholder"]
+    storages = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor) and has_memory(t)}
+    read = node.all_input_nodes[0].meta.get("example_value")
+    known = isinstance(read, torch.Tensor) and has_memory(read)
+    return not known or read.untyped_storage()._cdata in storages
 
 
 # Arguments in front of the offset in the storage.

@@ -195,11 +195,11 @@ def _name(node: fx.Node) -> str:
 def _is_view(node: fx.Node, made: list[torch.Tensor]) -> bool:
     if _name(node).endswith("_") or node.target in _IN_PLACE:
         return False
-    given = {t.untyped_storage()._cdata for t in _read(node) if _has_memory(t)}
-    return all(_has_memory(t) and t.untyped_storage()._cdata in given for t in made)
+    given = {t.untyped_storage()._cdata for t in _read(node) if has_memory(t)}
+    return all(has_memory(t) and t.untyped_storage()._cdata in given for t in made)
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     """Of its own; a tensor within a transform, one of a subclass, and a sparse one are made of others."""
     plain = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return plain and not is_subclass(tensor)
@@ -221,4 +221,4 @@ def is_little(nodes: Sequence[fx.Node]) -> bool:
     return len(computing) * _OPERATOR < _ENTRY and all(_elements(t) == 1 for tensors in computing for t in tensors)
 
 
-__all__ = ["Piece", "gain_of", "is_little", "piece_of"]
+__all__ = ["Piece", "gain_of", "has_memory", "is_little", "piece_of"]
