@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from tests.fuzz.numbers import numbers
 from tests.fuzz.program import ROUNDS
 from tests.fuzz.run_program import Outcome, Space, namespace, run
+from tests.opinfo.check import default_dtype
 
 PATTERNS = 12
 _NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
@@ -26,7 +26,7 @@ Case = tuple[Any, ...]
 
 
 def referee(source: str, case: Case) -> Outcome:
-    with _default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         return run(_wide(source), case)
 
 
@@ -45,16 +45,6 @@ def _wide(source: str, nudge: Callable[[torch.Tensor], torch.Tensor] | None = No
 def _widened(source: str) -> str:
     # A cast from one type to another makes a copy, in float64 as well.
     return _NARROW.sub("torch.float64", _CAST.sub(r".to(\1, copy=True)", source))
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 # -- how far results move ---------------------------------------------------------------------
@@ -76,7 +66,7 @@ def spread(source: str, case: Case) -> list[Any] | None:
             return t * _factor(t, dtype, pattern) if dtype.is_floating_point else t
 
         wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
-        with _default_dtype(torch.float64):
+        with default_dtype(torch.float64):
             moved = run(_stepped(wide, _widened(source), move), case).everything
         if len(moved) != len(middle):
             return None

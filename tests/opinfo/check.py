@@ -233,7 +233,7 @@ def _referee(case: Case) -> list[Any] | None:
     if not judge.is_narrow(DTYPES[case.dtype]):
         return None
     try:
-        with _default_dtype(torch.float64 if not case.positions else torch.get_default_dtype()):
+        with default_dtype(torch.float64 if not case.positions else torch.get_default_dtype()):
             results, inputs, _ = _eager(case.in_double())
     except Exception:
         return None
@@ -241,7 +241,7 @@ def _referee(case: Case) -> list[Any] | None:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """What a case without tensors takes for its type when none is named."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
