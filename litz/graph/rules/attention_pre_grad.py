@@ -1,8 +1,10 @@
-"""Attention before autograd: where its weights are dropped at random, or its mask is learned.
+"""Attention before autograd: where its weights are dropped at random.
 
 In: a torch-level graph. Out: the same with `scaled_dot_product_attention`, which autograd then differentiates
-itself. On the CPU that operator has no fused form for either case and draws the numbers eager would draw; on
-others it may have one. All other attention is left to the joint graph, where more is known of its mask.
+itself. On the CPU that operator has no fused form for it and draws the numbers eager would draw; on others it may
+have one. A mask must be proved to leave a key in every row: the operator gives zeros in a row without, a softmax
+NaN. So a mask that is learned stays as it is written. All other attention is left to the joint graph, where more is
+known of its mask.
 
 The one idea: the nodes from the product of queries and keys to the product with the values, taken as a
 function, are traced to ATen, and read there like any other attention, whatever way they were spelled.
@@ -61,34 +63,30 @@ def _from_softmax(node: fx.Node) -> list[fx.Node] | None:
 def _replaced(match: Match, after: list[fx.Node]) -> Any:
     drops = [n for n in after if n.target is functional.dropout and n.args[2] and n.args[1]]
     scores = _to_product(after[0])
-    if scores is None or len(drops) > 1:
+    if scores is None or len(drops) != 1:
         return None
     own = sorted({*scores, *after, match.root})
     inside = set(own)
     inputs = list(dict.fromkeys(i for n in own for i in n.all_input_nodes if i not in inside))
-    # Queries and keys learn anyway; what else goes into the scores is a mask.
-    masks = {i for n in own if n in scores and n.target not in _TORCH_PRODUCTS for i in n.all_input_nodes} - inside
-    if not drops and not any(_learns(mask) for mask in masks):
-        return None
-    if drops and not isinstance(drops[0].args[1], float):
-        return match.miss("the share that is dropped is not known", drops[0])
+    (drop,) = drops
+    if not isinstance(drop.args[1], float):
+        return match.miss("the share that is dropped is not known", drop)
     seen = next((n for n in own[:-1] if not _is_made(n) and any(u not in inside for u in n.users)), None)
     if seen is not None:
         return match.miss("its result is also used outside of the attention", seen)
     writer = disturbed(own[0], match.root, inside)
     if writer is not None:
         return match.miss("it may write to what the attention reads", writer)
-    other = _drawn_after(drops[0], match.root) if drops else None
+    other = _drawn_after(drop, match.root)
     if other is not None:
         return match.miss("it draws random numbers before the attention could", other)
-    traced = _fused(match, own, inputs, drops)
+    traced = _fused(match, own, inputs, drop)
     if traced is None:
         return None
     new = match.editor.inline(traced, inputs, match.root, match.root)
-    for drop in drops:
-        # The new operator draws these numbers.
-        drop.replace_all_uses_with(drop.args[0])
-        match.editor.graph.erase_node(drop)
+    # The new operator draws these numbers.
+    drop.replace_all_uses_with(drop.args[0])  # type: ignore[arg-type]
+    match.editor.graph.erase_node(drop)
     return new
 
 
@@ -132,19 +130,14 @@ def _drawn_after(drop: fx.Node, root: fx.Node) -> fx.Node | None:
     return None
 
 
-def _learns(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
-
-
-def _fused(match: Match, own: list[fx.Node], inputs: list[fx.Node], drops: list[fx.Node]) -> fx.GraphModule | None:
+def _fused(match: Match, own: list[fx.Node], inputs: list[fx.Node], drop: fx.Node) -> fx.GraphModule | None:
     """The attention as an ATen graph over `inputs` with the fused operator in it; None if it is no attention."""
 
     def function(*given: Any) -> Any:
         env = dict(zip(inputs, given, strict=True))
         for node in own:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-            if node in drops:
+            if node is drop:
                 env[node] = args[0]
             elif node.op == "call_method":
                 env[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -152,7 +145,7 @@ def _fused(match: Match, own: list[fx.Node], inputs: list[fx.Node], drops: list[
                 env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return env[match.root]
 
-    share = float(drops[0].args[1]) if drops else 0.0  # type: ignore[arg-type]
+    share = float(drop.args[1])  # type: ignore[arg-type]
     values = [node.meta.get("val") for node in inputs]
     number = {node: position for position, node in enumerate([*inputs, *own])}
     form = tuple(f"{n.target}{fx.node.map_arg((n.args, n.kwargs), lambda i: slice(number[i]))}" for n in own)
@@ -185,8 +178,11 @@ def _read(match: Match, function: Any, values: list[Any], share: float) -> fx.Gr
         return Miss(None, no.why, no.matched + 1)
     if arguments is None:
         return inner.declined or Miss(None, "it is no attention", 1)
-    q, k, v, mask, causal, scale = arguments
-    new = inner.call(functional.scaled_dot_product_attention, q, k, v, mask, share, causal, scale=scale)
+    masking = arguments.masking
+    if not masking.sure:
+        return Miss(None, "its mask is not proved to leave a key in every row", 1)
+    given = (arguments.q, arguments.k, arguments.v, masking.bias, share, masking.causal)
+    new = inner.call(functional.scaled_dot_product_attention, *given, scale=arguments.scale)
     # Without a fused form the result is laid out as the product was.
     new.meta["val"] = new.meta["val"].new_empty(new.meta["val"].shape)
     stands_for = result if same_layout(new.meta["val"], result.meta["val"]) else product

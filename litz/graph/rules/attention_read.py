@@ -66,6 +66,11 @@ class Attention:
     softmax: fx.Node | None = None
     shared: bool = False  # whether the nodes passed may be used by others: by a backward, in training
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether a row without any key is zero, and not NaN."""
+        return self.softmax is not None and self.softmax.target is aten._safe_softmax.default
+
 
 def shape(node: fx.Node) -> tuple[Any, ...]:
     """Its sizes, to be compared; symbolic ones by their form."""

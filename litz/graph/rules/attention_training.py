@@ -19,7 +19,8 @@ from torch import fx
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, identity, is_symbolic, metadata, rule
-from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, choose_mask, unfit
+from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, unfit
+from litz.graph.rules.attention_mask import Weighted, choose_mask, lost_where, zero_where
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
 from litz.graph.sizes import as_given
 from litz.graph.trace_example import joint
@@ -99,29 +100,37 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
     if isinstance(queries, int) and isinstance(keys, int) and queries * keys < _LEAST_SCORES:
         match.miss(f"{queries} by {keys} scores are too few to gain from not keeping them", found.softmax)
         return None
-    chosen = choose_mask(match, found.masks, lead, queries, keys, found.q)
-    if chosen is None:
+    masking = choose_mask(match, found.masks, lead, queries, keys, found.q, safe=found.is_safe, learns=True)
+    if masking is None:
         return None
-    causal, total = chosen
+    parts = masking.parts()
+    causal, names, safe = masking.causal, tuple(parts), found.is_safe
     scale, result = found.scale, shape(match.root)
     any_size = is_symbolic(found.q.meta["val"]) or is_symbolic(found.k.meta["val"])
     if any_size and found.q.meta["val"].device.type != "cpu":
         match.miss("its sizes are symbolic", found.softmax)
         return None
 
-    def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    def function(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        mask = dict(zip(names, given, strict=True))
         q = q.reshape(as_given((*lead, queries, size)))
         # The fused operator needs whole rows in memory.
         k = k.transpose(-1, -2).reshape(as_given((*lead, keys, size))).contiguous()
         v = v.reshape(as_given((*lead, keys, size)))
+        if "alike" in mask:
+            q = zero_where(q, mask["alike"])
         if any_size:  # the operator itself: choosing it would ask the sizes questions
-            out, _ = FLASH_CPU(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+            out, _ = FLASH_CPU(q, k, v, 0.0, causal, attn_mask=mask.get("bias"), scale=scale)
         else:
             attend = torch.nn.functional.scaled_dot_product_attention
-            out = attend(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+            out = attend(q, k, v, attn_mask=mask.get("bias"), is_causal=causal, scale=scale)
+        if "weight" in mask:
+            out = Weighted.apply(out, mask["weight"])
+        if "lost" in mask:
+            out = lost_where(out, v, mask["lost"], safe)
         return out.reshape(as_given(result))
 
-    return function, inputs if total is None else [*inputs, total]
+    return function, [*inputs, *parts.values()]
 
 
 ATTENTION_TRAINING: Rules = (attention_training,)
