@@ -16,13 +16,15 @@ from torch import fx
 aten = torch.ops.aten
 
 # Results that share memory although the schema does not say so.
-_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default}
 
 
 @lru_cache(maxsize=None)
 def _is_view_target(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
+    if target is aten.lift_fresh.default:
+        return False  # a tensor written out in the program is made anew at each call, whatever the schema says
     return target in _UNDECLARED or any(
         a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments
     )

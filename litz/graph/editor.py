@@ -102,7 +102,7 @@ class Editor:
 
     # -- replacement --------------------------------------------------------------------------------
     def replace(self, old: fx.Node, new: Any, fresh: bool) -> None:
-        """`new` for `old` everywhere. `fresh`: made by this rewrite, so that nobody else holds its memory."""
+        """`new` for `old` everywhere. `fresh`: its memory is of this rewrite's making, so that nobody else holds it."""
         self.check(old, new)
         if not fresh and not may_stand_for(new, old):
             raise Refused("the result would share memory that the user can see")

@@ -19,6 +19,7 @@ from torch import fx
 
 from litz.context import Context
 from litz.errors import source_of
+from litz.graph.alias import base
 from litz.graph.editor import Editor, Refused
 from litz.graph.match import Found, Index, Matcher, Miss
 from litz.graph.order import depends_on, sort_stably
@@ -267,7 +268,8 @@ class _Run:
         made = set(self.editor.created)
         for old, new in zip(outputs, results, strict=True):
             if old is not new:
-                self.editor.replace(old, new, fresh=new in made)
+                owner = base(new)  # a new view may be one of something older, a constant stays from call to call
+                self.editor.replace(old, new, fresh=owner in made and owner.op != "get_attr")
         if len(outputs) > 1:
             sort_stably(self.graph)
 

@@ -67,7 +67,7 @@ from litz.ops.sizes import number_held, number_sources, size_sources
 aten = torch.ops.aten
 
 # Views by another name: the result shares the argument's memory although the schema does not say so.
-ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+ALIASES = {aten._unsafe_view.default, aten._reshape_alias.default}
 # In-place changes of shape, which operators leave on tensors of their own making: views as well.
 _RESHAPED = {
     aten.as_strided_.default,
@@ -198,6 +198,8 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
 
 
 def is_view(target: torch._ops.OpOverload) -> bool:
+    if target is aten.lift_fresh.default:
+        return False  # the program's own tensor of it: the one stored with the code must not reach the user
     return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
 
 

@@ -410,7 +410,10 @@ def hardswish(b: Builder, node: fx.Node, x: View) -> View:
 
 
 # -- copies and conversions -------------------------------------------------------------------
-@lowers(aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+@lowers(
+    aten.clone.default, aten._to_copy.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
+    aten.contiguous.default,
+)  # fmt: skip
 def copy(b: Builder, node: fx.Node, x: View, **_: Any) -> Any:
     out = from_torch(node.meta["val"].dtype)
     if out is None:

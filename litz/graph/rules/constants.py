@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from litz.context import Context
+from litz.graph.alias import escapes
 from litz.graph.editor import Editor
 from litz.graph.uniform import Constants
 
@@ -54,8 +55,8 @@ def fold_constants(graph_module: fx.GraphModule, ctx: Context) -> int:
             continue
         if node.users and all(known.get(user) for user in node.users):
             continue
-        if any(user.op == "output" for user in node.users):
-            # The user would receive the stored tensor itself, and could write to it.
+        if escapes(node):
+            # The user would receive the stored tensor itself, or a view of it, and could write to it.
             continue
         if node in positions and any(_is_place_of(node, user) for user in node.users):
             continue
