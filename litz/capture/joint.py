@@ -371,10 +371,12 @@ class _Trace:
         if not differentiable:
             self.gradient_of: tuple[int, ...] = ()
             return []
+        self.recorder.differentiating = True
         with torch.amp.autocast_mode.autocast("cpu", enabled=False):
             found = torch.autograd.grad(
                 [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
             )
+        self.recorder.differentiating = False
         existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
         if any(form_of(g) for _, g in existing):
             raise CaptureError("the gradient of a plain tensor is a subclass", stage="trace")

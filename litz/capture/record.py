@@ -42,6 +42,7 @@ class Recorder(TorchDispatchMode):
         self.decompositions = decompositions
         self.source: str | None = None  # the user's line that runs now
         self.stopped_at: str | None = None  # the node of the user's graph whose run, or whose gradient, has failed
+        self.differentiating = False  # what runs now, eager runs when `backward` is called
         self._node_now: str | None = None
         self._begun: list[tuple[int, str]] = []  # nodes of the user's, and autograd's count of steps before each
         self._region = self._regions = 0
@@ -135,6 +136,8 @@ class Recorder(TorchDispatchMode):
             node.meta["stack_trace"] = self.source
         if self._region:
             node.meta["checkpoint"] = self._region
+        if self.differentiating:
+            node.meta["in_backward"] = True
         self._bind(result, node)
         return result
 
@@ -164,6 +167,8 @@ class Recorder(TorchDispatchMode):
         node.meta["val"] = self._meant(func, operands, options)
         if self.source is not None:
             node.meta["stack_trace"] = self.source
+        if self.differentiating:
+            node.meta["in_backward"] = True
         return node
 
     @staticmethod

@@ -76,9 +76,34 @@ def escapes(node: fx.Node) -> bool:
     return False
 
 
+def is_seen(node: fx.Node) -> bool:
+    """Whether the node's memory is an argument's, or returned by the graph."""
+    owner = base(node)
+    return owner.op == "placeholder" or escapes(owner)
+
+
+def read_in_backward(node: fx.Node) -> bool:
+    """Whether eager's backward reads the node's memory, itself or through views."""
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if "in_backward" in user.meta:
+                return True
+            if user not in seen and is_view(user):
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
 def may_stand_for(existing: fx.Node, old: fx.Node) -> bool:
-    """Whether `existing` may take the place of `old` without the user noticing shared memory."""
+    """Whether `existing` may take the place of `old` without the user noticing shared memory: it would be his to write
+    to as a result, or be kept for the backward though he may write to it meanwhile."""
     owner = base(existing)
-    if owner is base(old) or not escapes(old):
+    if owner is base(old):
         return True
-    return owner.op not in ("placeholder", "get_attr") and not escapes(owner)
+    seen = is_seen(owner)
+    if escapes(old) and (seen or owner.op == "get_attr"):
+        return False
+    if "in_backward" in old.meta:
+        return True
+    return not (read_in_backward(old) if seen else escapes(old) and read_in_backward(owner))

@@ -113,7 +113,8 @@ class Editor:
         old.replace_all_uses_with(new)
         if new.op in ("call_function", "get_attr"):
             for key, value in old.meta.items():
-                if key not in _OWN:
+                # What was computed already, in the forward, is not computed in the backward for standing there.
+                if key not in _OWN and (fresh or key != "in_backward"):
                     new.meta.setdefault(key, value)
         if isinstance(before, torch.Tensor) and not same_place(before, after):
             self._relayout(users, earlier)

@@ -95,6 +95,8 @@ class _Pass:
         if image not in self.turned:
             layout = {"memory_format": torch.channels_last}
             self.turned[image] = self.editor.call(aten.clone.default, (image,), layout, before, image)
+            # Eager's backward reads the image as it is then.
+            self.turned[image].meta["in_backward"] = True
         return self.turned[image]
 
     def _pays(self, node: fx.Node, image: fx.Node, weight: fx.Node, *rest: Any) -> bool:

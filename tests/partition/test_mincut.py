@@ -12,7 +12,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from litz.capture.joint import trace_joint
-from litz.graph.alias import is_view
+from litz.graph.alias import base, is_view
 from litz.graph.partition import maxflow, mincut
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import Split, split_by_minimum_cut
@@ -110,39 +110,88 @@ def test_what_is_saved_is_the_least(name: str) -> None:
     """Against every other choice."""
     joint, _ = joint_of(name)
     graph = joint.graph.graph
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     (output,) = (n for n in graph.nodes if n.op == "output")
     gradients = [n for n in output.args[0][joint.forward_outputs :] if isinstance(n, fx.Node)]
-    late, needed = mincut._descendants(placeholders[joint.primals :]), mincut._ancestors(gradients)
-    alive = {p for i, p in enumerate(placeholders[: joint.primals]) if i not in joint.signature.mutated}
-    kept = mincut._minimum_cut(graph, alive, late, needed, set(gradients))
-    early = [n for n in graph.nodes if n in needed and n not in late]
-    price = {n: mincut._price(n, alive) for n in early}
-    asked = {n for n in early if any(u in late and u in needed for u in n.users) or n in gradients}
+    sides = mincut._sides_of(joint)
+    kept = mincut._minimum_cut(graph, sides, set(gradients))
+    needed = mincut._ancestors(gradients)
+    early = [n for n in graph.nodes if n in needed and n not in sides.late]
+    price = {n: mincut._price(n, sides.alive) for n in early}
+    asked = {n for n in early if any(u in sides.late and u in needed for u in n.users) or n in gradients}
+    read = {n for n in early if any(u in needed and sides.only_in_backward(u) for u in n.users)}
     choices = [n for n in early if price[n] < maxflow.INFINITE]
     assert len(choices) <= 16, "too large to try every choice"
     best = min(
         sum(price[n] for n in chosen)
         for size in range(len(choices) + 1)
         for chosen in itertools.combinations(choices, size)
-        if _suffices(set(chosen), asked)
+        if _suffices(set(chosen), asked, read, sides)
     )
-    assert _suffices(set(kept), asked)
+    assert _suffices(set(kept), asked, read, sides)
     assert sum(price[n] for n in kept) == best
 
 
-def _suffices(saved: set[fx.Node], asked: set[fx.Node]) -> bool:
-    todo = [n for n in asked if n not in saved]
-    seen = set(todo)
+def _suffices(saved: set[fx.Node], asked: set[fx.Node], read: set[fx.Node], sides: Any) -> bool:
+    """What the backward asks for is saved, or made from such; formulas alone read what the caller sees, as it is."""
+    if any(sides.owner(n) in sides.seen - saved for n in asked | read):
+        return False
+    todo = [(n, True) for n in asked]
+    done = set(todo)
     while todo:
-        node = todo.pop()
-        if node.op == "placeholder" or not mincut._again(node):
+        node, as_it_is = todo.pop()
+        whole = base(node)
+        if node in saved and (as_it_is or node not in sides.seen):
+            continue
+        if whole is not node and whole in sides.seen:
+            needs = {(whole, as_it_is)}
+        elif node.op == "placeholder" or not sides.again(node):
             return False
-        for other in node.all_input_nodes:
-            if other not in saved and other not in seen:
-                seen.add(other)
-                todo.append(other)
+        else:
+            formula = sides.reads_what_is_seen(node)
+            needs = {(other, formula) for other in node.all_input_nodes}
+        todo += needs - done
+        done |= needs
     return True
+
+
+def kept_by(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Joint, Split]:
+    joint = trace_joint(function, list(inputs), None, decompositions(), True)
+    return joint, split_by_minimum_cut(joint)
+
+
+def test_an_argument_is_kept_where_eager_keeps_it_and_nowhere_else() -> None:
+    """What eager took from it in the forward is kept, though making it again would cost nothing."""
+    _, formula = kept_by(torch.sin, g(4))
+    assert formula.saved_primals == (0,)
+    _, result = kept_by(torch.sigmoid, g(4))
+    assert (result.saved_primals, result.saved_results) == ((), (0,))
+    _, inner = kept_by(lambda x: x.t().sigmoid() * 2, g(4, 4))
+    assert (inner.saved_primals, inner.saved_results, inner.saved) == ((), (), 1)
+    _, both = kept_by(lambda x: x * x.t().sigmoid(), g(4, 4))
+    assert (both.saved_primals, both.saved_results, both.saved) == ((0,), (), 1)
+
+
+def test_a_result_is_kept_where_eager_keeps_it_and_nowhere_else() -> None:
+    _, split = kept_by(lambda x, w: ((y := x @ w), y.t().sigmoid() * 2), g(4, 4), g(4, 4))
+    assert (split.saved_primals, split.saved_results, split.saved) == ((0, 1), (), 1)
+    # Making it again is not reading what the caller has.
+    _, again = kept_by(lambda x, w: (x @ w).sigmoid(), g(4, 4), g(4, 4))
+    assert (again.saved_primals, again.saved_results, again.saved) == ((0, 1), (0,), 0)
+
+
+def test_what_a_checkpoint_makes_again_is_made_from_its_arguments() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x: torch.Tensor) -> Any:
+        return checkpoint(lambda x: x.sigmoid() * 2, x, use_reentrant=False)
+
+    saved: list[torch.Tensor] = []
+    x = torch.randn(64, requires_grad=True)
+    fast = torch.compile(function, backend="litz")
+    fast(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        fast(x)
+    assert [t.data_ptr() for t in saved] == [x.data_ptr()]
 
 
 def test_random_draws_are_never_computed_again() -> None:

@@ -6,6 +6,10 @@ backward graph, which takes that and the tangents.
 Every forward value is an edge whose capacity is its bytes. What must not be computed twice hangs on the
 source; what the backward reads hangs on the sink. The cheapest cut is the cheapest set of tensors to keep
 such that the rest of what the backward needs can be computed again from it.
+
+Arguments and results are the caller's, who may write to them before the backward runs. Eager's formulas read some of
+them there, and so may Litz; but a value that eager took from them in the forward is kept, never made again from what
+they hold by then.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.alias import CHECKS
+from litz.graph.alias import CHECKS, base, is_view
 from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
@@ -59,11 +63,10 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     (output,) = (n for n in graph.nodes if n.op == "output")
     results = list(output.args[0])
     forward_results, gradients = results[: joint.forward_outputs], results[joint.forward_outputs :]
-    late = _descendants(tangents)
-    needed = _ancestors([g for g in gradients if isinstance(g, fx.Node)])
-    written = {primals[i] for i in joint.signature.mutated}
-    unwritten = {p for p in primals if p not in written}
-    kept = _minimum_cut(graph, unwritten, late, needed, {g for g in gradients if isinstance(g, fx.Node)})
+    sides = _sides_of(joint)
+    unwritten, late = sides.alive, sides.late
+    written = {p for p in primals if p not in unwritten}
+    kept = _minimum_cut(graph, sides, {g for g in gradients if isinstance(g, fx.Node)})
     plain = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     plain += [n for n in _measured(graph, placeholders) if n not in plain]
     # A float that varies is used in the backward as a size is.
@@ -76,11 +79,11 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     saved = [n for n in tensors if n in written or (n not in place and n not in number)]
     # An input that the forward writes to is kept as it was before.
     copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
-    early = [n for n in graph.nodes if n not in late]
+    effects = [n for n in graph.nodes if _must_run(n)]
     returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
-    forward = _extract(joint.graph, primals, returned, [n for n in early if _must_run(n)])
+    forward = _extract(joint.graph, primals, returned, [n for n in effects if n not in late])
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
-    backward = _extract(joint.graph, [*taken, *tangents], gradients, [], late)
+    backward = _extract(joint.graph, [*taken, *tangents], gradients, [n for n in effects if n in late], late)
     return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
 
 
@@ -131,29 +134,72 @@ def _ancestors(roots: list[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.N
     return found
 
 
-def _minimum_cut(
-    graph: fx.Graph, alive: set[fx.Node], late: set[fx.Node], needed: set[fx.Node], results: set[fx.Node]
-) -> list[fx.Node]:
-    """The forward nodes to keep, in graph order. `alive`: inputs that keep their value, and so cost nothing."""
+@dataclass(frozen=True)
+class _Sides:
+    """What a value may be made again from, and by whom."""
+
+    alive: set[fx.Node]  # inputs that keep their value, and so cost nothing
+    seen: set[fx.Node]  # tensors that the caller holds, and may write to
+    late: set[fx.Node]  # what only the backward can compute
+    ahead: set[fx.Node]  # what the results of the forward are made of
+
+    def owner(self, node: fx.Node) -> fx.Node:
+        """The node that is kept where this one is read: a view of the caller's memory is the caller's."""
+        whole = base(node)
+        return whole if whole in self.seen else node
+
+    def reads_what_is_seen(self, user: fx.Node) -> bool:
+        """Whether eager, too, reads its arguments as they are in the backward."""
+        return user in self.late or _is_backward(user) or "checkpoint" in user.meta
+
+    def only_in_backward(self, node: fx.Node) -> bool:
+        return node in self.late or (_is_backward(node) and node not in self.ahead)
+
+    def again(self, node: fx.Node) -> bool:
+        """Whether the backward may compute it: cheaply once more, or because eager does it there."""
+        return _again(node) or self.only_in_backward(node)
+
+
+def _sides_of(joint: Joint) -> _Sides:
+    nodes = joint.graph.graph.nodes
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    primals, tangents = placeholders[: joint.primals], placeholders[joint.primals :]
+    (output,) = (n for n in nodes if n.op == "output")
+    results = [n for n in output.args[0][: joint.forward_outputs] if isinstance(n, fx.Node)]
+    drawn = [n for n in nodes if _is_backward(n) and _must_run(n)]
+    alive = {p for i, p in enumerate(primals) if not joint.signature.inputs[i].mutated}
+    # Those that follow are copied into the inputs they are new values of.
+    returned = {base(n) for n in output.args[0][: joint.signature.results] if isinstance(n, fx.Node)}
+    seen = alive | {n for n in returned if n not in primals}
+    return _Sides(alive, seen, _descendants([*tangents, *drawn]), _ancestors(results))
+
+
+def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[fx.Node]:
+    """The forward nodes to keep, in graph order, if those of the backward are `results`."""
+    needed = _ancestors(list(results))
     network = FlowNetwork()
     source, sink = network.vertex(), network.vertex()
     inward: dict[fx.Node, int] = {}
     outward: dict[fx.Node, int] = {}
-    early = [n for n in graph.nodes if n in needed and n not in late and n.op != "output"]
+    early = [n for n in graph.nodes if n in needed and n not in sides.late and n.op != "output"]
     for node in early:
         inward[node], outward[node] = network.vertex(), network.vertex()
-        network.edge(inward[node], outward[node], _price(node, alive))
-        if node.op == "placeholder" or not _again(node):
+        network.edge(inward[node], outward[node], _price(node, sides.alive))
+        if node.op == "placeholder" or not sides.again(node):
             network.edge(source, inward[node], INFINITE)
     for node in early:
+        owner = sides.owner(node)
+        formulas = [user for user in node.users if user in needed and sides.only_in_backward(user)]
+        if node in results or (formulas if owner in sides.seen else not sides.late.isdisjoint(formulas)):
+            network.edge(outward[owner], sink, INFINITE)
+            if owner in sides.seen:
+                # Eager reads what it is by then, so that no other tensor will do.
+                network.edge(source, inward[owner], INFINITE)
         for user in node.users:
-            if user in inward:
-                network.edge(outward[node], inward[user], INFINITE)
-            elif user in late and user in needed:
-                network.edge(outward[node], sink, INFINITE)
-    for node in early:
-        if node in results:
-            network.edge(outward[node], sink, INFINITE)
+            if user in inward and sides.owner(user) is not owner:
+                # Of what the caller sees, keeping it is no way to compute anything of the forward's again.
+                private = owner in sides.seen and not sides.reads_what_is_seen(user)
+                network.edge(inward[owner] if private else outward[owner], inward[user], INFINITE)
     value, reached = network.minimum_cut(source, sink)
     assert value < INFINITE, "the backward needs something that can be neither kept nor computed again"
     return [n for n in early if inward[n] in reached and outward[n] not in reached]
@@ -166,22 +212,18 @@ def _price(node: fx.Node, alive: set[fx.Node]) -> int:
         return 1
     if isinstance(value, (torch.SymInt, int, float, bool)):
         return 1
-    if not isinstance(value, torch.Tensor) or _is_view(node):
+    if not isinstance(value, torch.Tensor) or is_view(node):
         return INFINITE
     return max(2, likely(value.numel()) * value.element_size())
 
 
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if target is aten._unsafe_view.default:
-        return True
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+def _is_backward(node: fx.Node) -> bool:
+    """Whether eager computes it in the backward, be it for the second time."""
+    return bool(node.meta.get("in_backward"))
 
 
 def _again(node: fx.Node) -> bool:
-    """Whether the backward may compute it again: what fuses into its readers, and draws no random number."""
+    """Whether computing it twice is cheap: what fuses into its readers, and draws no random number."""
     if node.op != "call_function":
         return node.op == "get_attr"
     target = node.target
@@ -189,7 +231,7 @@ def _again(node: fx.Node) -> bool:
         return True  # getitem: as its tuple
     if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
         return False
-    return torch.Tag.pointwise in target.tags or _is_view(node) or target in _LIGHT
+    return torch.Tag.pointwise in target.tags or is_view(node) or target in _LIGHT
 
 
 def _extract(
