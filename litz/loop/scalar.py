@@ -155,7 +155,7 @@ _ROWS = (
     Scalar("sign", 1, _sign, {F: "inline sign", "int": "inline sign", "uint": "inline sign"}, "litz_sign({a})", cost=2, samples=_X),
     Scalar("max", 2, _larger, {F: "inline max", "int": "@llvm.smax", "uint": "@llvm.umax", "bool": "or {t} {a}, {b}"}, "tl.maximum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
     Scalar("min", 2, _smaller, {F: "inline min", "int": "@llvm.smin", "uint": "@llvm.umin", "bool": "and {t} {a}, {b}"}, "tl.minimum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
-    Scalar("fma", 3, lambda a, b, c: a * b + c, {F: "@llvm.fma"}, "tl.fma({a}, {b}, {c})", samples=((1.5, 2.0, 3.0),)),
+    Scalar("fma", 3, lambda a, b, c: a * b + c, {F: "@llvm.fmuladd"}, "tl.fma({a}, {b}, {c})", samples=((1.5, 2.0, 3.0),)),
     # comparison and choice
     Scalar("eq", 2, np.equal, _compare("oeq", "eq", "eq"), "{a} == {b}", BOOL, samples=_XY),
     Scalar("ne", 2, np.not_equal, _compare("une", "ne", "ne"), "{a} != {b}", BOOL, samples=_XY),

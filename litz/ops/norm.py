@@ -54,6 +54,13 @@ def mean_and_variance(space: Space, body: Body, x: Val, count: Expr) -> tuple[Va
     return mean + off, over(space, body, "sum", centred * centred) / count
 
 
+def batch_mean_and_variance(space: Space, body: Body, x: Val, count: Expr) -> tuple[Val, Val]:
+    """The mean by a sum in doubles, as eager's: a channel is long, and what its mean is off by, all behind it is."""
+    mean = body.cast(over(space, body, "sum", body.cast(x, "f64")) / count, x.dtype)
+    centred = x - mean
+    return mean, over(space, body, "sum", centred * centred) / count
+
+
 @lowers(aten.native_layer_norm.default)
 def native_layer_norm(
     b: Builder, node: fx.Node, x: View, shape: Sequence[int], weight: View | None, bias: View | None, eps: float
@@ -163,9 +170,10 @@ def _batch_norm_training(
     point = split_point(space, out, dims)
     channel = (point[1],)
     value = body.cast(body.load(x, point), dtype)
-    mean, variance = mean_and_variance(space, body, value, count)
+    mean, variance = batch_mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
-    body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, channel))
+    scale, shift = _scale_and_shift(body, mean, rstd, weight, bias, channel)
+    body.store(out, point, body.apply("fma", value, scale, shift))
     body.store(mean_out, channel, mean)
     body.store(rstd_out, channel, rstd)
     if running is not None:
@@ -181,6 +189,19 @@ def _affine(body: Body, value: Val, weight: View | None, bias: View | None, plac
     return value + (0.0 if bias is None else body.cast(body.load(bias, place), value.dtype))
 
 
+def _scale_and_shift(
+    body: Body, mean: Val, rstd: Val, weight: View | None, bias: View | None, channel: Point
+) -> tuple[Val, Val]:
+    """Batch norm as one multiplication and one addition an element: the rest depends on the channel alone. It is also
+    what keeps a channel's mean: subtracting the mean from each element rounds all elements of a magnitude one way."""
+
+    def of(view: View) -> Val:
+        return body.cast(body.load(view, channel), mean.dtype)
+
+    scale = rstd if weight is None else rstd * of(weight)
+    return scale, (0.0 if bias is None else of(bias)) - mean * scale
+
+
 def _batch_norm_inference(
     b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None, mean: View, var: View, eps: float
 ) -> Any:
@@ -189,16 +210,10 @@ def _batch_norm_inference(
 
     def formula(body: Body, point: Point) -> Val:
         channel = (point[1],)
-
-        def of(view: View) -> Val:
-            return body.cast(body.load(view, channel), dtype)
-
-        # One multiplication and one addition an element: the rest depends on the channel alone.
-        scale = body.apply("rsqrt", of(var) + eps)
-        if weight is not None:
-            scale = scale * of(weight)
-        shift = (0.0 if bias is None else of(bias)) - of(mean) * scale
-        return body.cast(body.load(x, point), dtype) * scale + shift
+        centre, variance = (body.cast(body.load(view, channel), dtype) for view in (mean, var))
+        rstd = body.apply("rsqrt", variance + eps)
+        scale, shift = _scale_and_shift(body, centre, rstd, weight, bias, channel)
+        return body.apply("fma", body.cast(body.load(x, point), dtype), scale, shift)
 
     out = b.pointwise(fakes[0], formula)
     return (out, *(b.allocate(f) for f in fakes[1:]))

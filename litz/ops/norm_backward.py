@@ -172,6 +172,12 @@ class _Channels:
         incoming, value = (body.cast(body.load(v, point, mask), self.dtype) for v in (self.grad, self.x))
         return incoming, value - self.statistics(body, (point[1],))[0]
 
+    def terms(self, body: Body, point: Point, mask: Val | None = None) -> list[Val]:
+        """What a channel's sums add up: the gradient, and its product with the distance. The first in doubles, as
+        eager's: what it is off by, the gradient of every element is, and all of them the same way."""
+        incoming, centred = self.values(body, point, mask)
+        return [body.cast(incoming, "f64"), incoming * centred]
+
     def slope(self, body: Body, point: Point, total: Val, product: Val) -> Val:
         """The gradient of the input, from the channel's sums of the gradient and of its product with the distance."""
         incoming, centred = self.values(body, point)
@@ -179,17 +185,15 @@ class _Channels:
         scale = _scaled(body, rstd, self.weight, (point[1],))
         if self.eps is not None:
             return incoming * scale
-        tilt = product * rstd * rstd / self.count
-        return (incoming - total / self.count - centred * tilt) * scale
+        height, tilt = (body.cast(value / self.count, self.dtype) for value in (total, product))
+        return body.apply("fma", -centred, tilt * rstd * rstd, incoming - height) * scale
 
     def emit_together(self, b: Builder, to_input: View | None, to_weight: View | None, to_bias: View | None) -> None:
         """A channel is a row: its sums and what follows in one kernel, the second pass out of the cache."""
         space, body = Space(), Body()
         point = split_point(space, self.x, self.dims)
         channel = (point[1],)
-        incoming, centred = self.values(body, point)
-        total = over(space, body, "sum", incoming)
-        product = over(space, body, "sum", incoming * centred)
+        total, product = (over(space, body, "sum", term) for term in self.terms(body, point))
         if to_input is not None:
             body.store(to_input, point, self.slope(body, point, total, product))
         self._store_sums(body, channel, total, product, to_weight, to_bias)
@@ -197,18 +201,14 @@ class _Channels:
 
     def emit_apart(self, b: Builder, to_input: View | None, to_weight: View | None, to_bias: View | None) -> None:
         """Channels last: sums a vector of channels at a time, then the gradient element by element."""
-        kept = [b.scratch((self.x.sizes[1],), self.dtype) for _ in range(2)]
-
-        def terms(body: Body, point: Point, mask: Val | None) -> list[Val]:
-            incoming, centred = self.values(body, point, mask)
-            return [incoming, incoming * centred]
+        kept = [b.scratch((self.x.sizes[1],), t) for t in ("f64", self.dtype)]
 
         def use(body: Body, channel: Point, sums: Sequence[Val]) -> None:
             for view, value in zip(kept, sums, strict=True):
                 body.store(view, channel, value)
             self._store_sums(body, channel, sums[0], sums[1], to_weight, to_bias)
 
-        sum_rows(b, self.x, self.dims, terms, use)
+        sum_rows(b, self.x, self.dims, self.terms, use)
         if to_input is None:
             return
 
@@ -225,7 +225,7 @@ class _Channels:
         self, body: Body, channel: Point, total: Val, product: Val, to_weight: View | None, to_bias: View | None
     ) -> None:
         if to_weight is not None:
-            body.store(to_weight, channel, product * self.statistics(body, channel)[1])
+            body.store(to_weight, channel, body.cast(product, self.dtype) * self.statistics(body, channel)[1])
         if to_bias is not None:
             body.store(to_bias, channel, total)
 
