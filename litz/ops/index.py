@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.expr import ZERO, Expr
+from litz.loop.expr import ZERO, Expr, is_positive
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel
 from litz.ops.registry import lowers
@@ -28,6 +28,7 @@ def embedding(b: Builder, node: fx.Node, weight: View, indices: View, *_: Any, *
         row = body.position(body.load(indices, point[:rank]), weight.sizes[0], wrap=False)
         return body.load(weight, (row, point[rank]))
 
+    check_apart(b, node, indices, weight, 0)
     return b.pointwise(node.meta["val"], formula)
 
 
@@ -42,7 +43,20 @@ def index_select(b: Builder, node: fx.Node, x: View, dim: int, index: View) -> A
         at = body.position(body.load(index, place), whole.sizes[dim], wrap=False)
         return body.load(whole, (*point[:dim], at, *point[dim + 1 :]))
 
+    check_apart(b, node, index, whole, dim)
     return b.pointwise(node.meta["val"], formula)
+
+
+def check_apart(b: Builder, node: fx.Node, index: View, x: View, dim: int) -> None:
+    """Where `x` may have no elements along other dimensions, eager's operators differ: these look at the places all the
+    same."""
+    if all(is_positive(size) for d, size in enumerate(x.sizes) if d != dim):
+        return
+
+    def formula(body: Body, point: Point) -> Val:
+        return body.index(body.position(body.load(index, point), x.sizes[dim], wrap=False))
+
+    b.pointwise(node.meta["val"], formula, out=b.scratch(index.sizes, "i64"))
 
 
 @lowers(aten.gather.default)

@@ -2,7 +2,8 @@
 
 A store at places taken from data has to run in order. Turned round it need not: every element of the result asks
 which of the indices means it. That costs a comparison an index, and fuses as any pointwise kernel does, so it is done
-for few indices (one token of a cache, the label of a row). For more, as gradients of indexing have them, see `update`.
+for few indices (one token of a cache, the label of a row). For more, as gradients of indexing have them, see `update`;
+and where no element may be there to ask.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr, is_nonnegative
+from litz.loop.expr import ONE, ZERO, Expr, ExprLike, expr, is_nonnegative, is_positive
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, broadcast, line, numel, operand, sizes_of
@@ -161,7 +162,7 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
         value = body.load(source, at, mask) if isinstance(source, View) else body.const(source, dtype)
         return body.cast(value, dtype)
 
-    if not index.sizes[dim].is_int or index.sizes[dim].int > _MOST_INDICES:
+    if not _is_few(index.sizes[dim]) or not is_positive(x.sizes[dim]):
         made = update.started(b, node.meta["val"], x, dtype)
         update.scatter(b, line(made), dim, index, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put)
         return update.finished(b, node.meta["val"], made)
@@ -185,6 +186,10 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
         return value
 
     return b.pointwise(node.meta["val"], formula)
+
+
+def _is_few(places: Expr) -> bool:
+    return places.is_int and places.int <= _MOST_INDICES
 
 
 # -- assignment through index tensors ---------------------------------------------------------
@@ -296,7 +301,7 @@ def _assign(
         return value if factor == 1 else value * factor
 
     places = numel(shape)
-    if not places.is_int or places.int > _MOST_INDICES:
+    if not _is_few(places) or not all(is_positive(x.sizes[d]) for d in dims):
         made = update.started(b, node.meta["val"], x, dtype)
         update.assign(b, line(made), indices, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put, wrap)
         return update.finished(b, node.meta["val"], made)

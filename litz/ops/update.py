@@ -17,7 +17,7 @@ from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ONE, ZERO, Expr
 from litz.loop.ir import View, identity
 from litz.ops.builder import Body, Builder, Point, Space, Val, broadcast, dtype_of, line, numel, operand, sizes_of
-from litz.ops.index import unflatten
+from litz.ops.index import check_apart, unflatten
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -88,7 +88,9 @@ def index_reduce(
 ) -> Any:
     if len(line(source).sizes) != len(line(x).sizes):
         return NotImplemented
-    places = [*[None] * (dim % max(len(x.sizes), 1)), line(index)]
+    dim %= max(len(x.sizes), 1)
+    places = [*[None] * dim, line(index)]
+    check_apart(b, node, index, line(x), dim)
 
     def each(made: View, kind: str, value: Value) -> None:
         assign(b, line(made), places, kind, value, wrap=False)
@@ -154,6 +156,9 @@ def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulat
     """Places count through all of `x`; those of the index and of what is put, in the order of their elements."""
     if torch.are_deterministic_algorithms_enabled() and not accumulate:
         return NotImplemented  # eager refuses it then, whoever would run it
+    places, values = numel(index.sizes), numel(source.sizes)
+    if any(size is ZERO for size in x.sizes) or (places.is_int and values.is_int and places is not values):
+        return NotImplemented  # eager refuses it
     dtype = compute_type(x.dtype) if accumulate else x.dtype
     fake = node.meta["val"]
     kind = "put" if not accumulate else "max" if dtype == "b1" else "sum"
@@ -164,7 +169,7 @@ def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulat
         value = body.cast(body.load(source, unflatten(inner[0], source.sizes)), dtype)
         body.update(made, unflatten(place, x.sizes), kind, value)
 
-    walk(b, (), (), [numel(index.sizes)], step)
+    walk(b, (), (), [places], step)
     return finished(b, fake, made)
 
 

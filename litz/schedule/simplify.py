@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from litz.loop.expr import Axis, Expr, expr
-from litz.loop.ir import Index, Kernel, Load, Program, Reduce, Store, View, operands
+from litz.loop.ir import Check, Index, Kernel, Load, Program, Reduce, Store, View, operands
 
 
 def mark_outputs(program: Program) -> Program:
@@ -79,7 +79,8 @@ def _walks_as_one(index: Expr, outer: Axis, inner: Axis) -> bool:
 
 
 def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:
-    """The kernel without stores to `dead_buffers` and what only they needed; None when nothing is left."""
+    """The kernel without stores to `dead_buffers` and what only they needed; None when nothing is left. One that checks
+    its data is needed for that."""
     wanted: set[str] = set()
     body = []
     for op in reversed(kernel.body):
@@ -91,5 +92,5 @@ def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:
         wanted.update(operands(op))
         body.append(op)
     if not any(isinstance(op, Store) for op in body):
-        return None
+        return kernel if any(isinstance(op, Check) for op in kernel.body) else None
     return replace(kernel, body=tuple(reversed(body)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,3 +80,25 @@ def test_convolutions_of_pooled_features_are_generated(last: bool) -> None:
         return x * F.conv2d(F.silu(F.conv2d(x.mean((2, 3), keepdim=True), narrow)), wide, b).sigmoid()
 
     assert not agrees(excite, x, narrow, wide, b).calls
+
+
+@pytest.mark.parametrize("divide", [torch.remainder, torch.fmod, torch.floor_divide], ids=lambda f: f.__name__)
+def test_what_branches_inside_a_tile(divide: Callable) -> None:
+    x, y, w = torch.randn(16, 1000), torch.rand(16, 1000) + 0.5, torch.randn(16, 1000)
+    x[3, 5], y[3, 5] = 1e30, 1e-3  # a quotient of many bits, which takes a loop
+    for dim in (0, 1):
+        agrees(lambda x, y, w, dim=dim: (divide(x, y) * w).sum(dim), x, y, w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(5, 1), (1, 7), (1, 1)])
+def test_sums_that_are_the_same_in_every_lane(shape: tuple[int, int], dim: int) -> None:
+    x = torch.randn(shape)
+    agrees(lambda x: x.expand(5, 7).norm(dim=dim), x)
+
+    def bell(x: torch.Tensor) -> torch.Tensor:
+        wide = x.expand(5, 7)
+        return torch.exp(-(wide * wide).sum(dim, keepdim=True)) * wide
+
+    agrees(bell, x)
+    agrees(bell, x.half(), rtol=2e-3, atol=2e-3)

@@ -15,7 +15,7 @@ from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.reduction import combine
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value
+from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value, is_positive
 from litz.loop.fault import FAULTS
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, Scan, Store, operands
 from litz.loop.scalar import SCALARS
@@ -350,6 +350,10 @@ class Frame:
         raised = bad if lanes == 1 else w.intrinsic("llvm.vector.reduce.or", bools, bad, result="i1")
         with w.when(raised):
             w.emit(f"store i32 {FAULTS[op.fault].code}, ptr {self.error}")
+            if not is_positive(op.limit):
+                # There may be no place to read or write instead: the kernel ends here, since the call fails anyway.
+                w.emit("ret void")
+                w.place(w.label("unreached"))
         return Operand(w.let(f"select {bools} {bad}, {t} zeroinitializer, {t} {index}"), "i64", lanes)
 
 

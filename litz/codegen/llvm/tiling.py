@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from litz.codegen.llvm.body import depends
 from litz.codegen.llvm.lanes import vector_axis
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr
@@ -51,6 +52,8 @@ def tiling(kernel: Kernel, target: Target) -> Tiling | None:
     vector = vector_axis(kernel)
     if vector is None or any(isinstance(op, Check) for op in ops) or not all(a.size.is_int for a in kernel.reduced):
         return None
+    if vector not in kernel.reduced and vector not in depends(kernel.body, kernel.reduced)[total.name]:
+        return None  # a sum that is the same in every lane
     if not all(_step(load.index, vector) in (0, 1) and not list(load.index.values()) for load in loads):
         return None
     lanes = max(target.vector_bytes // DTYPES[total.dtype].bytes, 2)

@@ -134,17 +134,24 @@ class Writer:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Straight code that writes nothing it reads: the same instruction on the same operands is written once."""
+        """Code that writes nothing it reads: the same instruction on the same operands is written once. What only a
+        branch of it computes is known to that branch alone, and is not shared."""
         self._known = {}
         yield
         self._known = None
+
+    @contextmanager
+    def _branch(self) -> Iterator[None]:
+        known, self._known = self._known, None
+        yield
+        self._known = known
 
     def label(self, prefix: str) -> str:
         self._count += 1
         return f"{prefix}{self._count}"
 
     def place(self, label: str) -> None:
-        assert self._known is None, "shared code is straight"
+        assert self._known is None, "what is known to shared code is known in all of it"
         self.lines.append(f"{label}:")
 
     def slot(self, type_text: str, align: int = 64) -> str:
@@ -224,23 +231,25 @@ class Writer:
         self.emit(f"store i64 {start}, ptr {counter}")
         head, body, done = self.label("head"), self.label("body"), self.label("done")
         self.emit(f"br label %{head}")
-        self.place(head)
-        i = self.let(f"load i64, ptr {counter}", prefix)
-        self.emit(f"br i1 {self.let(f'icmp slt i64 {i}, {stop}')}, label %{body}, label %{done}")
-        self.place(body)
-        yield i
-        self.emit(f"store i64 {self.let(f'add nsw i64 {i}, {step}')}, ptr {counter}")
-        self.emit(f"br label %{head}")
-        self.place(done)
+        with self._branch():
+            self.place(head)
+            i = self.let(f"load i64, ptr {counter}", prefix)
+            self.emit(f"br i1 {self.let(f'icmp slt i64 {i}, {stop}')}, label %{body}, label %{done}")
+            self.place(body)
+            yield i
+            self.emit(f"store i64 {self.let(f'add nsw i64 {i}, {step}')}, ptr {counter}")
+            self.emit(f"br label %{head}")
+            self.place(done)
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         body, done = self.label("then"), self.label("done")
         self.emit(f"br i1 {condition}, label %{body}, label %{done}")
-        self.place(body)
-        yield
-        self.emit(f"br label %{done}")
-        self.place(done)
+        with self._branch():
+            self.place(body)
+            yield
+            self.emit(f"br label %{done}")
+            self.place(done)
 
     def define(self, name: str, parameters: str, result: str = "void", attributes: str = "nounwind") -> None:
         """Close the function and hand it to the module."""
