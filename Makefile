@@ -20,7 +20,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths figures lint format
+.PHONY: setup demo test test-all test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths figures lint format
 
 setup: $(READY)
 
@@ -73,7 +73,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# What one runs while working. `test-all` adds the tests that walk the whole database of operators once more.
 test: lint
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem -m "not long"
+
+test-all: lint
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem
 
 test-ecosystem: $(ECOSYSTEM)/.litz-ready

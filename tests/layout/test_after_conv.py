@@ -23,6 +23,7 @@ from tests.opinfo.known import NOT_ON_CPU
 from tests.opinfo.samples import Case, cases, differentiable, dtypes_of, has_gradients
 from tests.opinfo.test_slice import ENTRIES
 
+pytestmark = pytest.mark.long
 SMALL = 4000  # elements in all of a sample's tensors
 
 

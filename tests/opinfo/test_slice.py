@@ -54,6 +54,7 @@ def test_agrees_with_eager(name: str) -> None:
     assert (message := treated(name, "", result)) is None, f"{case}: {message}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DIFFERENTIABLE[::2])
 def test_gradients_agree_with_eager(name: str) -> None:
     """Every second operator; the sweep has them all."""
@@ -68,6 +69,7 @@ def test_gradients_agree_with_eager(name: str) -> None:
 SYMBOLIC = [name for name in OPERATORS if name not in LEFT[""]][::20]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_agrees_with_eager_at_other_sizes(name: str) -> None:
     case = first_case(name)
