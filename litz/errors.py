@@ -9,6 +9,7 @@ so that code which does not know Litz can still catch it.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -106,8 +107,21 @@ class RunFailed(CallError):
         if not self.in_time:
             raise self.error
         result = function(*args)
-        warnings.warn(f"litz: a compiled program failed where eager does not: {self.error}", stacklevel=2)
+        tell(f"a compiled program failed where eager does not: {self.error}")
         return result
+
+
+def tell(text: str, source: str | None = None) -> None:
+    """A warning, at the line of the user's that `source` ("file:line: code") names, if any."""
+    place = re.match(r"(.*?):(\d+)", source or "")
+    try:
+        if place is None:
+            warnings.warn(f"litz: {text}", stacklevel=3)
+        else:
+            warnings.warn_explicit(f"litz: {text}", UserWarning, place[1], int(place[2]))
+    except UserWarning:
+        # Who makes errors of warnings wants to be told, and not that a program which runs as ever stops half-way.
+        logging.getLogger("litz").warning("%s: %s", source or "litz", text)
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -96,3 +97,14 @@ def test_source_of_without_a_trace(trace: str | None) -> None:
 def test_source_of_without_code_text() -> None:
     trace = '  File "a.py", line 1, in f\n  File "b.py", line 2, in g'
     assert source_of(node_with(trace)) == "b.py:2"
+
+
+def test_a_warning_made_an_error_stops_no_program(caplog: pytest.LogCaptureFixture) -> None:
+    """What is left to eager runs as ever, and it is said all the same."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = torch.compile(lambda x: x.as_strided((2,), (1,), 1) * 123, backend="litz")(torch.arange(5.0))
+        errors.tell("something of note", f"{__file__}:7: x")
+    assert y.tolist() == [123.0, 246.0]
+    assert any("something of note" in record.getMessage() for record in caplog.records)

@@ -1,7 +1,8 @@
 """Higher-order operators that are plain computations: written out before the trace.
 
-In: Dynamo's graph, changed in place. A checkpoint becomes the call it means, `flex_attention` its formula with the
-user's functions in it. Those that decide at run time are the business of `segments.py`.
+In: Dynamo's graph and those in it, changed in place. A checkpoint becomes the call it means, and so does a region that
+is compiled once for many calls; `flex_attention` becomes its formula with the user's functions in it. Those that decide
+at run time are the business of `segments.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from litz.capture.run_graph import checkpointed
 
 
 def write_out(graph_module: fx.GraphModule) -> None:
+    for module in graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            _write_out_one(module)
+
+
+def _write_out_one(graph_module: fx.GraphModule) -> None:
     operators = torch.ops.higher_order
     changed = False
     for node in graph_module.graph.nodes:
@@ -26,8 +33,15 @@ def write_out(graph_module: fx.GraphModule) -> None:
             node.target, node.kwargs, changed = checkpointed, {}, True
         elif node.target is operators.flex_attention:
             node.target, changed = attend, True
+        elif node.target is operators.invoke_subgraph:
+            node.target, changed = called, True
     if changed:
         graph_module.recompile()
+
+
+def called(module: fx.GraphModule, name: str, *args: Any) -> Any:
+    """A region that is compiled once for many calls: a call like any other."""
+    return module(*args)
 
 
 def attend(

@@ -6,8 +6,6 @@ in the report.
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import fx
 
 from litz.capture.run_graph import as_written
 from litz.context import Context
-from litz.errors import CaptureError, LitzError, OptionError, RuleError, UnsupportedPlatform
+from litz.errors import CaptureError, LitzError, OptionError, RuleError, UnsupportedPlatform, tell
 
 _THE_USERS_OWN = (OptionError, RuleError, UnsupportedPlatform)  # mistakes that nobody else can mend
 _MOST_PROGRAMS = 8  # of one graph, for as many combinations of sizes
@@ -52,11 +50,7 @@ def warn_once(text: str, source: str | None = None) -> None:
     if text in _warned:
         return
     _warned.add(text)
-    place = re.match(r"(.*?):(\d+)", source or "")
-    if place is None:
-        warnings.warn(f"litz: {text}", stacklevel=2)
-    else:
-        warnings.warn_explicit(f"litz: {text}", UserWarning, place[1], int(place[2]))
+    tell(text, source)
 
 
 class PerSize:

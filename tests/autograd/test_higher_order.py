@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -41,6 +42,42 @@ def test_checkpoint_with_dropout(route: Route) -> None:
         return checkpoint(inner, x, w, use_reentrant=False) * 2
 
     agrees(route, function, lambda: [grad(4, 8), grad(8, 8)], compiled=False, rtol=1e-4, atol=1e-5)
+
+
+def _drops(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x * 2, 0.4) * x
+
+
+NESTED = {
+    "a checkpoint in a checkpoint": lambda x: checkpoint(
+        lambda u: checkpoint(_drops, u.sin(), use_reentrant=False).cos(), x, use_reentrant=False
+    ),
+    "three": lambda x: checkpoint(
+        lambda u: checkpoint(lambda v: checkpoint(_drops, v * 2, use_reentrant=False), u.sin(), use_reentrant=False),
+        x,
+        use_reentrant=False,
+    ),
+    "a region compiled once": lambda x: _region(_region(x)),
+    "a checkpoint in such a region": lambda x: _checkpointed_region(x) + _checkpointed_region(x.sin()),
+    "a region in a checkpoint": lambda x: checkpoint(lambda u: _region(u.sin()), x, use_reentrant=False),
+}
+
+
+@torch.compiler.nested_compile_region
+def _region(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x.sin(), 0.4) + 1
+
+
+@torch.compiler.nested_compile_region
+def _checkpointed_region(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(_drops, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_one_in_another(name: str) -> None:
+    """Each is written out, however deep: the random numbers of eager, and nothing left to it."""
+    function = NESTED[name]
+    agrees(through_compile, lambda x: function(x) * 2, lambda: [grad(4, 8)], rtol=1e-4, atol=1e-5)
 
 
 def test_cond() -> None:
