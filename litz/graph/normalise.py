@@ -107,16 +107,19 @@ def canonical(node: fx.Node) -> Any:
 
 def normalise(graph: fx.Graph) -> None:
     """In place, and only where the new spelling surely means the same."""
+    recorded = torch.is_grad_enabled()
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
-        if node.target in _IN_PLACE:
-            _out_of_place(node)
+        if node.target is torch._C._set_grad_enabled:
+            recorded = bool(node.args[0])
+        elif node.target in _IN_PLACE:
+            _out_of_place(node, recorded)
         elif node.target in _FORMS:
-            _spell(node)
+            _spell(node, recorded)
 
 
-def _spell(node: fx.Node) -> None:
+def _spell(node: fx.Node, recorded: bool) -> None:
     made, written = _FORMS[node.target]
     given: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in node.kwargs.items()}
     for (name, _), value in zip(written, node.args, strict=False):
@@ -130,24 +133,37 @@ def _spell(node: fx.Node) -> None:
     if "dim" in arguments and not isinstance(arguments["dim"], (int, tuple, list)):
         # Of two tensors the larger, for one.
         return
-    if arguments.get("inplace") and _sole_owner(arguments["input"], node):
+    if (
+        arguments.get("inplace")
+        and _sole_owner(arguments["input"], node)
+        and (recorded or not _learns(arguments["input"]))
+    ):
         arguments["inplace"] = False
     node.op, node.target = "call_function", made
     node.args, node.kwargs = tuple(arguments.values()), {}
 
 
-def _out_of_place(node: fx.Node) -> None:
+def _out_of_place(node: fx.Node, recorded: bool) -> None:
+    """`recorded`: whether gradients are, where the node stands."""
     written = node.args[0]
     if not isinstance(written, fx.Node) or not _sole_owner(written, node):
         return
     before, after = written.meta.get("example_value"), node.meta.get("example_value")
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return
+    if before.requires_grad and not recorded:
+        # It stays what it was to autograd; a new tensor would be a constant.
+        return
     others = [a.meta.get("example_value") if isinstance(a, fx.Node) else a for a in node.args[1:]]
     if node.target != "masked_fill_" and not all(_keeps_type(before, other) for other in others):
         # In place the result is cast back to the type of what is written to.
         return
     node.op, node.target = "call_function", _IN_PLACE[node.target]
+
+
+def _learns(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return not isinstance(value, torch.Tensor) or value.requires_grad
 
 
 def _keeps_type(tensor: torch.Tensor, other: Any) -> bool:

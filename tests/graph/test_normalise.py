@@ -98,3 +98,28 @@ def test_who_writes() -> None:
     ]
     assert all(mutates(n) for n in writing), [n for n in writing if not mutates(n)]
     assert not any(mutates(n) for n in reading), [n for n in reading if mutates(n)]
+
+
+@pytest.mark.parametrize("name", ["mul", "add", "dropout"])
+def test_a_write_where_no_gradient_is_recorded(name: str) -> None:
+    """What is written to keeps its place in autograd's graph."""
+    write = {
+        "mul": lambda y: y.mul_(2),
+        "add": lambda y: operator.iadd(y, 1),
+        "dropout": lambda y: F.dropout(y, 0.0, True, inplace=True),
+    }[name]
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        with torch.no_grad():
+            y = write(y)
+        return torch.cat(y.split(2, 1), 1).sin()
+
+    torch._dynamo.reset()
+    found = []
+    for run in (function, torch.compile(function, backend="litz")):
+        x, w = torch.ones(3, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+        y = run(x, w)
+        y.sum().backward()
+        found.append([y.detach(), x.grad, w.grad])
+    torch.testing.assert_close(*found)

@@ -250,15 +250,27 @@ CASES: dict[str, Any] = {
         lambda x: torch.stack(x.sin().unbind(1), 0) * 2,
     ),
     "split of cat": ("part_of_joined", parts_used_twice, lambda x: torch.cat([x, x.cos()], 1).split(4, 1)[1] * 2),
+    "one part of split of cat": (
+        "part_of_joined",
+        lambda x: (
+            torch.cat([x.sin(), x.detach().cos()], 1).split(6, 1)[1] * x + torch.cat([x.detach(), X], 1).split(6, 1)[1]
+        ),
+        lambda x: torch.cat([x.sin(), x.cos()], 1).split(6, 1)[1] * 2,
+    ),
     "unbind of stack": (
         "part_of_joined",
-        lambda x: torch.stack([x.sin(), x.cos()], 1).unbind(1)[1] * 2,
+        lambda x: torch.mul(*torch.stack([x.sin(), x.cos()], 1).unbind(1)),
         lambda x: torch.stack([x.sin(), x.cos()], 1).unbind(0)[1] * 2,
     ),
     "cat of cat": (
         "cat_of_joined",
         lambda x: torch.cat([torch.cat([x, x.sin()], 1), x.cos()], dim=1),
         lambda x: torch.cat([torch.cat([x, x.sin()], 0), torch.cat([x, x], 0)], dim=1),
+    ),
+    "cat of cat of another type": (
+        "cat_of_joined",
+        lambda x: torch.cat([torch.cat([x, x.sin()], 1), x.double()], dim=1),
+        lambda x: torch.cat([torch.cat([x.long() + 2**24 + 1, x], 1), x.double()], dim=1),
     ),
 }
 
@@ -268,6 +280,34 @@ def test_split_and_cat(name: str) -> None:
     rule, positive, negative = CASES[name]
     assert Done(positive, [X]).fired.get(rule), "it did not fire"
     assert not Done(negative, [X]).fired.get(rule), "it fired"
+
+
+def one_returned(x, y):
+    a, b = torch.cat([x, y], 1).split(6, 1)
+    return a * 2
+
+
+def both_returned(x, y):
+    a, b = torch.cat([x, y], 1).split(6, 1)
+    return a * 2, b * 3
+
+
+def one_of_them_detached(x, y):
+    a, b = torch.stack([x, y]).unbind()
+    return a * 2 + b.detach()
+
+
+@pytest.mark.parametrize("function", [one_returned, both_returned, one_of_them_detached])
+def test_what_was_joined_has_a_gradient_of_zeros(function: Any) -> None:
+    """And not none, where only the part beside it is used: an optimizer would pass it over."""
+    torch._dynamo.reset()
+    found = []
+    for run in (function, torch.compile(function, backend="litz")):
+        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+        result = run(x, y)
+        (result[0] if isinstance(result, tuple) else result).sum().backward()
+        found.append([x.grad, y.grad])
+    torch.testing.assert_close(*found)
 
 
 # -- convolution and batch norm -----------------------------------------------------------------------
@@ -296,6 +336,15 @@ def test_conv_bn_stays() -> None:
     assert Done(conv_bn(used=True), [IMAGE]).fired == {}
     graph = symbolic_trace(lambda x, m, v: F.batch_norm(torch.conv2d(x, x), m, v, training=True)).graph
     assert sum(mutates(n) for n in graph.nodes) == 1
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_conv_bn_without_a_batch(rank: int) -> None:
+    """What the convolution calls channels is a batch to the norm, and its channels are what was a dimension."""
+    conv = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[rank - 1](2, 6, 3)
+    norm = (torch.nn.BatchNorm1d, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)[rank - 1](6).eval()
+    norm.running_mean.normal_()
+    assert Done(lambda x: norm(conv(x)), [torch.randn(2, *[8] * rank)]).fired == {}
 
 
 def test_conv_bn_trains_all_it_folds() -> None:

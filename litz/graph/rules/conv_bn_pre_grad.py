@@ -37,6 +37,8 @@ def conv_bn_pre_grad(match: Match) -> Any:
         return match.miss("no gradient is recorded")
     if any(not isinstance(t, torch.Tensor) or t.dtype != match.root.meta["val"].dtype for t in tensors):
         return match.miss("its tensors have different types")
+    if match["x"].meta["val"].dim() != match["weight"].meta["val"].dim():
+        return match.miss("without a batch, the channels of the convolution are not those of the batch norm")
     if torch.is_autocast_enabled(match.root.meta["val"].device.type):
         return match.miss("types are chosen by the place it runs in")
     if not isinstance(match["mean"], fx.Node) or not isinstance(match["variance"], fx.Node):

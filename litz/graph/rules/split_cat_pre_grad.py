@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from litz.graph.editor import same_layout
 from litz.graph.mutation import disturbed, shared_with_user
@@ -87,7 +88,36 @@ def part_of_joined(match: Match) -> Any:
     wanted, found = [sizes(v.shape) for v in values], [sizes(p.shape) for p in parts]
     if wanted != found or values[match["part"]].dtype != match.root.meta["val"].dtype:
         return match.miss(f"the parts are {found}, what was joined is {wanted}")
+    others = (value for position, value in enumerate(values) if position != match["part"])
+    if any(value.requires_grad for value in others) and not _learn_together(parted, len(xs)):
+        # The joint graph goes the same way in the forward.
+        return match.miss("what it was joined with may have a gradient of zeros by it")
     return _tensor(match, xs[match["part"]], joined)
+
+
+def _learn_together(parted: fx.Node, parts: int) -> bool:
+    """Whether each result that has a gradient for one part has one for all."""
+    taken = {user.args[1]: _results(user) for user in parted.users if user.target is operator.getitem}
+    return len(taken) == parts and len(set(taken.values())) == 1
+
+
+def _results(node: fx.Node) -> frozenset[int]:
+    """The results of the graph, by place, that the node has a gradient from."""
+    todo, seen, found = [node], {node}, set()
+    while todo:
+        used = todo.pop()
+        for user in used.users:
+            if user.op == "output":
+                flat = tree_leaves(user.args[0])
+                found |= {place for place, result in enumerate(flat) if result is used}
+            elif user not in seen and any(_learns(value) for value in tree_leaves(user.meta.get("val"))):
+                seen.add(user)
+                todo.append(user)
+    return frozenset(found)
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 @rule(call(torch.cat, Arg("xs"), Arg("dim"), users=ANY), any_size=True)
@@ -99,8 +129,11 @@ def cat_of_joined(match: Match) -> Any:
     rank = match.root.meta["val"].dim()
     for x in match["xs"]:
         inner = x.target is torch.cat and set(x.users) == {match.root} and _dim(x) == dim
-        if inner and isinstance(x.args[0], (list, tuple)) and disturbed(x, match.root, ()) is None:
-            flat += list(x.args[0])
+        parts = x.args[0] if inner and isinstance(x.args[0], (list, tuple)) else ()
+        # What it joins was rounded to its type first.
+        alike = {getattr(part.meta.get("val"), "dtype", None) for part in parts} == {x.meta["val"].dtype}
+        if alike and disturbed(x, match.root, ()) is None:
+            flat += list(parts)
         else:
             flat.append(x)
     values = [x.meta.get("val") for x in flat]
