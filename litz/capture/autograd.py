@@ -24,6 +24,7 @@ Core = Callable[..., Sequence[Any]]
 # Drops the arguments from the list it is given as it goes; the flag says that it may also write over saved ones.
 Backward = Callable[[list[Any], bool], Sequence[Any]]
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
+Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _NOTHING = torch.empty(0)  # stands in their place; the backward does not read it
 
 
@@ -37,6 +38,9 @@ class Differentiable:
         self.own = self.signature.results + len(self.signature.returned_mutations)
         fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
         self.tangents = [(tuple(map(known, f.shape)), tuple(map(known, f.stride())), f.dtype) for f in fakes]
+        self.one_twice = any(output.through is not None for output in self.signature.outputs)
+        self.varies = bool(self.signature.sizes)
+        self.forms: tuple[Form, ...] | None = None  # of what is kept, if they are the same in each call
         self._compile_backward = compile_backward
         self._backward: dict[Absent, Backward] = {}
         self._lock = threading.Lock()
@@ -70,6 +74,14 @@ class Differentiable:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
         return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
 
+    def forms_of(self, kept: Sequence[torch.Tensor]) -> tuple[Form, ...]:
+        if self.forms is not None:
+            return self.forms
+        found = tuple((t.shape, t.stride(), t.dtype) for t in kept)
+        if not self.varies:
+            self.forms = found
+        return found
+
     def gradients(
         self, inputs: int, sizes: Measures, arguments: list[Any], given: Sequence[Any], overwrite: bool
     ) -> tuple[Any, ...]:
@@ -95,6 +107,26 @@ class Differentiable:
         return tuple(gradients)
 
 
+def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
+    """A saved tensor as the code for it expects it: hooks of the user's may have given back another."""
+    shape, strides, dtype = form
+    if given.shape != shape or given.layout is not torch.strided or is_subclass(given):
+        raise CallError(
+            f"a hook on saved tensors gave back a {type(given).__name__} of shape {tuple(given.shape)} and layout "
+            f"{given.layout} for a dense tensor of shape {tuple(shape)}",
+            hint="what `unpack` returns must have the shape of what `pack` was given",
+        )
+    lies_so = given.stride() == strides and given.dtype is dtype and given.is_cpu
+    if lies_so and not given.is_conj() and not given.is_neg():
+        return given
+    with torch.no_grad():
+        once = given
+        for dim, stride in enumerate(strides):
+            if stride == 0 and shape[dim]:  # one element, seen many times
+                once = once.narrow(dim, 0, 1)
+        return torch.empty_strided(once.shape, strides, dtype=dtype).copy_(once).expand(shape)
+
+
 def _run(backward: Backward, arguments: list[Any], overwrite: bool) -> Sequence[Any]:
     try:
         return backward(arguments, overwrite)
@@ -109,12 +141,12 @@ def _function_of(step: Differentiable) -> Any:
             results = step.forward(*args)
             split, own = step.split, results[: step.own]
             saved, plain = results[step.own : step.own + split.saved], results[step.own + split.saved :]
-            # A window on a larger result would pass for a view made in here, which may not be written to.
-            own = [r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in own]
-            ctx.save_for_backward(
-                *(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved
-            )
-            ctx.plain = plain
+            # A window on a larger result would pass for a view made in here, which may not be written to; and one
+            # tensor returned twice for one result, whose tangents are then added.
+            own = [r.detach() if isinstance(r, torch.Tensor) and (step.one_twice or r._is_view()) else r for r in own]
+            kept = [*(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved]
+            ctx.save_for_backward(*kept)
+            ctx.forms, ctx.plain = step.forms_of(kept), plain
             # Hooks on saved tensors may have put them where the user still has them.
             ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             ctx.inputs, ctx.sizes = len(args), step.signature.measure(args)
@@ -129,7 +161,7 @@ def _function_of(step: Differentiable) -> Any:
         @staticmethod
         @torch.compiler.disable(reason="Litz's own code")
         def backward(ctx: Any, *given: Any) -> Any:
-            arguments = [*ctx.saved_tensors, *ctx.plain]
+            arguments = [*map(_as_kept, ctx.saved_tensors, ctx.forms), *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
             kept = torch._C._autograd._get_current_graph_task_keep_graph()
             return step.gradients(ctx.inputs, ctx.sizes, arguments, given, not kept and not ctx.hooked)

@@ -346,9 +346,12 @@ class _Trace:
 
     def _classify(self, outputs: list[Any], wrapped: list[Any], primals: Sequence[Any]) -> list[Any]:
         """Sort outputs by whose memory they are; the tensors that the graph itself must return."""
-        self.outputs, results = classify(outputs, wrapped, primals, self._laid_out)
+        self.outputs, results = classify(outputs, wrapped, primals, self._laid_out, self._memory_of)
         self.result_count = len(results)
         return results
+
+    def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.recorder.memory_of(_unwrap(tensor))
 
     def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
         strides = None if self.strides is None else self.strides[position]

@@ -30,14 +30,26 @@ def classify(
     inputs: list[Any],
     primals: Sequence[Any],
     laid_out: Callable[[torch.Tensor, int], torch.Tensor],
+    memory_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Output], list[torch.Tensor]]:
-    """`laid_out(tensor, position)` is the tensor with the strides the user expects of that output."""
+    """`laid_out(tensor, position)` is the tensor with the strides the user expects of that output, `memory_of(tensor)`
+    the value, unknown to autograd, of all the memory that it is a view of."""
     of_input = {_storage(w): i for i, w in reversed(list(enumerate(inputs))) if isinstance(w, FunctionalTensor)}
     itself = {id(w): i for i, w in enumerate(inputs)}
-    shared = _shared(outputs, of_input)
+    shared = _shared(outputs, of_input, memory_of)
     found: list[Output] = []
     results: list[torch.Tensor] = []
     place: dict[int, int] = {}  # tensor -> its number among the results
+
+    def own(out: torch.Tensor, owner: torch.Tensor, found: Output) -> Output:
+        """The output with a result of its own to be differentiated, unless autograd knows it as a view of the owner."""
+        if not out.requires_grad or _is_known_view(out, owner):
+            return found
+        if out.is_conj() or out.is_neg() or owner.is_conj() or owner.is_neg():
+            raise CaptureError("memory conjugated or negated by a bit has a backward of the user's own", stage="trace")
+        results.append(out)
+        return replace(found, through=len(results) - 1)
+
     for position, out in enumerate(outputs):
         if not isinstance(out, torch.Tensor):
             found.append(Output("plain", value=known(out)))
@@ -45,7 +57,7 @@ def classify(
             found.append(Output("input", itself[id(out)]))
         elif _storage(out) in of_input:
             index = of_input[_storage(out)]
-            found.append(_view("view", index, out, primals[index], position))
+            found.append(own(out, inputs[index], _view("view", index, out, primals[index], position)))
         elif id(out) in place:
             found.append(_output("part", place[id(out)], out))
         elif _storage(out) in shared:
@@ -60,7 +72,7 @@ def classify(
             if base is out:
                 found.append(_output("fresh", index, out))
             else:
-                found.append(_view("part", index, out, base, position))
+                found.append(own(out, base, _view("part", index, out, base, position)))
         else:
             place[id(out)] = len(results)
             result = laid_out(out, position)
@@ -69,21 +81,48 @@ def classify(
     return found, results
 
 
-def _shared(outputs: list[Any], of_input: dict[int, int]) -> dict[int, torch.Tensor]:
+def _shared(
+    outputs: list[Any], of_input: dict[int, int], memory_of: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[int, torch.Tensor]:
     """Storages of intermediates that several outputs share -> the tensor to return for all of them."""
     members: dict[int, dict[int, torch.Tensor]] = {}
     for out in outputs:
         if isinstance(out, FunctionalTensor) and _storage(out) not in of_input:
             members.setdefault(_storage(out), {})[id(out)] = out
-    return {storage: _base(list(group.values())) for storage, group in members.items() if len(group) > 1}
+    return {storage: _base(list(group.values()), memory_of) for storage, group in members.items() if len(group) > 1}
 
 
-def _base(group: list[torch.Tensor]) -> torch.Tensor:
-    differentiable = [t for t in group if t.requires_grad]
-    bases = {id(b): b for b in (t._base if t._is_view() else t for t in differentiable or group) if b is not None}
-    if len(bases) > 1 and differentiable:
-        raise CaptureError("outputs share memory in a way autograd does not know of", stage="trace")
-    return next(iter(bases.values()), group[0])
+def _base(group: list[torch.Tensor], memory_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The tensor whose memory is all of theirs, one that autograd knows if any is."""
+    candidates = [_root(t) for t in sorted(group, key=lambda t: not t.requires_grad)]
+    whole = next((t for t in candidates if _is_whole(t)), None)
+    return memory_of(group[0]) if whole is None else whole
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    base = tensor._base if tensor._is_view() else None
+    return tensor if base is None else base
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not torch._C._functionalization.get_view_meta_sequence(tensor.elem)  # type: ignore[attr-defined]
+
+
+def _is_known_view(view: torch.Tensor, owner: torch.Tensor) -> bool:
+    """Whether the gradient of the view goes to its owner as that of a view does, and nowhere else."""
+    owner = _root(owner)
+    if _root(view) is not owner or not owner.requires_grad:
+        return False
+    end, todo, seen = owner.grad_fn, [view.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node is end or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return False
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return True
 
 
 def _output(kind: str, index: int, out: torch.Tensor) -> Output:

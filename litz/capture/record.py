@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
 from litz.errors import CaptureError, user_line
-from litz.graph.alias import CHECKS, is_view
+from litz.graph.alias import CHECKS, base, is_view
 from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 
@@ -90,6 +90,10 @@ class Recorder(TorchDispatchMode):
     def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         """From here on `tensor` is known as the value `other` has."""
         self._know(tensor, self._nodes[id(other)])
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value whose views the tensor is one of, itself if it is none."""
+        return base(self._nodes[id(tensor)]).meta["val"]
 
     # -- operators ---------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:

@@ -213,9 +213,23 @@ class RebuildOutputs:
         if output.kind == "input":
             return args[output.index]
         base = args[output.index] if output.kind == "view" else results[output.index]
+        if output.through is not None:
+            return _Placed.apply(results[output.through], rebuilt(output, base.detach(), sizes))
         if base.requires_grad and not output.needs_grad:
             base = base.detach()
         return rebuilt(output, base, sizes)
+
+
+class _Placed(torch.autograd.Function):
+    """A result, to autograd, in memory that holds the same."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return memory.detach()
+
+    @staticmethod
+    def backward(ctx: Any, given: torch.Tensor) -> Any:
+        return given, None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class Output:
     (of another result's memory), "plain" (not a tensor). `index` says which argument or graph result.
     `conjugated`, `negated`: by a bit of the tensor's, which the graph leaves out. `dtype`: what the memory is read as,
     where it is not that of the tensor it belongs to. `steps`: how the view is made, where a window would not do.
+    `through`: the graph result whose gradient is its own, where autograd knows it as no view of that memory: it was
+    returned by a function of the user's with a backward of its own.
     """
 
     kind: str
@@ -103,9 +105,11 @@ class Output:
     negated: bool = False
     dtype: torch.dtype | None = None
     steps: tuple[ViewStep, ...] = ()
+    through: int | None = None
 
     def __str__(self) -> str:
         bits = (", conjugated" if self.conjugated else "") + (", negated" if self.negated else "")
+        bits += "" if self.through is None else f", differentiated as result {self.through}"
         grad = (", needs grad" if self.needs_grad else "") + bits + (f" as {self.dtype}" if self.dtype else "")
         if self.kind == "plain":
             return f"plain {self.value!r}"

@@ -321,3 +321,26 @@ def test_functions_that_return_parameters_and_buffers(route: Route) -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, want)
+
+
+@both
+def test_parts_that_autograd_does_not_know_share_the_memory_of_the_whole(route: Route) -> None:
+    def split(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p, q = torch.cat([a.sin(), b.cos()]).split(2)
+        return p.detach(), q.detach()
+
+    def second_first(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p, q = torch.stack([a.sin(), b.cos()]).unbind()
+        return q.data, p.data[1:], a * 2
+
+    def views_of_them(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p, q = torch.cat([a.sin(), b.cos()]).split(2)
+        return p.detach().t(), q.detach()[1:], p * 2
+
+    def written(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p, q = torch.cat([a.sin(), b.cos()]).detach().split(2)
+        q.add_(1)
+        return p, q, a * 2
+
+    for function in (split, second_first, views_of_them, written):
+        agrees(route, function, lambda: [grad(2, 4), grad(2, 4)], calls=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -251,6 +252,52 @@ def test_saved_tensor_hooks_see_what_is_saved(route: Route) -> None:
     assert packed and sorted(set(unpacked)) == list(range(len(packed)))
     for before, after in zip(packed, [t.clone() for t in packed], strict=True):
         assert torch.equal(before, after)
+
+
+Hook = Callable[[Any], Any]
+# What is packed, and what is made of it: the values, in another layout or of another type.
+HOOKS: dict[str, tuple[Hook, Hook]] = {
+    "flattened": (lambda t: (t.reshape(-1).clone(), t.shape), lambda kept: kept[0].view(kept[1])),
+    "contiguous": (lambda t: t.contiguous(), lambda t: t),
+    "transposed": (lambda t: t.t().contiguous() if t.dim() == 2 else t, lambda t: t.t() if t.dim() == 2 else t),
+    "as numbers": (lambda t: t.tolist(), lambda t: torch.tensor(t)),
+    "in float64": (lambda t: t.double(), lambda t: t),
+    "negated by a bit": (lambda t: -t, lambda t: torch._neg_view(t)),
+    "with gaps": (lambda t: torch.stack([t, t], -1), lambda t: t[..., 0]),
+}
+
+
+@both
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_hooks_give_back_is_laid_out_as_it_was_saved(route: Route, hook: str) -> None:
+    pack, unpack = HOOKS[hook]
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sin().t().exp().cumsum(0) * x.sum()
+
+    def run(function: Callable[..., Any], x: torch.Tensor, w: torch.Tensor) -> Any:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        if function is product:
+            return torch.autograd.grad(function(x, w).sum(), [x, w])
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = function(x, w)
+        return torch.autograd.grad(y.sum(), [x, w])
+
+    torch.manual_seed(0)
+    w = torch.randn(3, 5) / 5
+    fast = route(product)
+    for x in (torch.randn(3, 4).t(), torch.randn(4, 6)[:, ::2], torch.randn(4, 1).expand(4, 3), torch.randn(4, 3)):
+        torch.testing.assert_close(run(fast, x, w), run(product, x, w), rtol=1e-4, atol=1e-5)
+
+
+@both
+def test_hooks_that_give_back_another_shape_raise(route: Route) -> None:
+    x, w = grad(4, 3), grad(3)
+    fast = route(curve)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:2]):
+        y = fast(x, w)
+    with pytest.raises(CallError, match="a hook on saved tensors gave back"):
+        y.sum().backward()
 
 
 def test_the_backward_is_compiled_once_under_the_options_of_the_forward() -> None:
