@@ -177,3 +177,19 @@ def test_own_operator_that_writes() -> None:
         return z + 1, window * 2, x
 
     agrees(function, [X])
+
+
+@torch.library.custom_op("litz_tests::parts", mutates_args=())
+def parts(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return x + 1, [x * 2, x[:1] * 3]
+
+
+@parts.register_fake
+def _(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.empty_like(x), [torch.empty_like(x), torch.empty_like(x[:1])]
+
+
+def test_own_operator_with_a_list_among_its_results() -> None:
+    agrees(lambda x: parts(x.sin()), [X])
+    agrees(lambda x: parts(x.sin())[0] + 1, [X])
+    agrees(lambda x: parts(x.sin())[1][1] + 1, [X])

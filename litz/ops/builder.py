@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from litz.context import Context
 from litz.errors import LoweringError, source_of
@@ -40,6 +41,7 @@ from litz.loop.ir import (
     View,
     contiguous,
 )
+from litz.loop.reach import outside
 from litz.loop.scalar import BOOL, SCALARS
 from litz.ops.sizes import symbolic_float, symbolic_size
 
@@ -118,6 +120,18 @@ class Val:
         return self._op("ne", other)
 
 
+class DoesNotFit(Exception):
+    """A lowering read or wrote outside a tensor: its operands' sizes do not go together as it takes them to, which
+    fakes do not always see. Eager broadcasts them, or refuses."""
+
+
+def _inside(view: View, point: Point) -> Expr:
+    for i, size in zip(point, view.sizes, strict=True):
+        if size.is_int and outside(i, size.int, True) is not None:
+            raise DoesNotFit(f"index {i} of a dimension of size {size}")
+    return view.at(point)
+
+
 class Body:
     """One kernel's operators in order; the same operator on the same arguments is written once."""
 
@@ -135,7 +149,7 @@ class Body:
         return found
 
     def load(self, view: View, point: Point, mask: Val | None = None) -> Val:
-        index, masked = view.at(point), None if mask is None else mask.name
+        index, masked = (_inside(view, point), None) if mask is None else (view.at(point), mask.name)
         return self._value(
             lambda name: Load(name, view.dtype, view.buffer, index, masked),
             view.dtype, "load", view.buffer, index, masked,
@@ -209,11 +223,11 @@ class Body:
         return expr(Value(checked.name, limit))
 
     def store(self, view: View, point: Point, value: Val) -> None:
-        self.ops.append(Store(view.buffer, view.at(point), self.cast(value, view.dtype).name))
+        self.ops.append(Store(view.buffer, _inside(view, point), self.cast(value, view.dtype).name))
 
     def update(self, view: View, point: Point, kind: str, value: Val) -> None:
         """Combine `value` with what is there, step by step of the reduced axes; `put` replaces it."""
-        self.ops.append(Store(view.buffer, view.at(point), self.cast(value, view.dtype).name, kind))
+        self.ops.append(Store(view.buffer, _inside(view, point), self.cast(value, view.dtype).name, kind))
 
 
 class Space:
@@ -326,7 +340,7 @@ class Builder:
         several = isinstance(fakes, (tuple, list))
         # A result that nobody reads is not held: tracing does not always know its shape.
         results = [
-            self.allocate(f) if isinstance(f, torch.Tensor) and (not several or wants(node, i)) else None
+            self._held(f) if not several or wants(node, i) else tree_map(lambda _: None, f)
             for i, f in enumerate(fakes if several else (fakes,))
         ]
         mutates = tuple(
@@ -341,7 +355,7 @@ class Builder:
                 name,
                 self.freeze(args),
                 self.freeze(tuple(kwargs.items())),
-                tuple(results),
+                tuple(tree_leaves(results, is_leaf=lambda part: isinstance(part, View))),
                 mutates,
                 why,
                 self.origin(),
@@ -350,6 +364,12 @@ class Builder:
         if several:
             return tuple(results)
         return results[0] if results else None
+
+    def _held(self, fake: Any) -> Any:
+        """A buffer for the result; for a list of results, a list of buffers."""
+        if isinstance(fake, (tuple, list)):
+            return tuple(self._held(part) for part in fake)
+        return self.allocate(fake) if isinstance(fake, torch.Tensor) else None
 
     def freeze(self, arg: Any) -> Any:
         """An argument as a step keeps it: symbolic numbers as what they are at run time."""

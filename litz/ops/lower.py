@@ -59,7 +59,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_backward,
     view_copy,
 )  # fmt: skip
-from litz.ops.builder import Builder, dtype_of, operand
+from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
 from litz.ops.refused import is_refused
 from litz.ops.registry import LOWERINGS, lowering_of
 from litz.ops.sizes import number_held, number_sources, size_sources
@@ -156,6 +156,13 @@ def _attribute(module: Any, path: str) -> Any:
 def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     args = fx.node.map_arg(node.args, lambda n: env[n])
     kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    try:
+        return _lower_call(builder, node, args, kwargs)
+    except DoesNotFit as why:
+        return builder.call(node, args, kwargs, f"its operands' sizes do not go together: {why}")
+
+
+def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -185,7 +192,7 @@ def _lower_node(builder: Builder, node: fx.Node, env: dict[fx.Node, Any]) -> Any
         return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
     try:
         result = lowering(builder, node, *args, **kwargs)
-    except LitzError:
+    except (LitzError, DoesNotFit):
         raise
     except Exception as error:
         raise LoweringError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, is_nonnegative
+from litz.loop.expr import ONE, ZERO, Expr, expr, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
@@ -20,14 +21,32 @@ from litz.ops.window import conjunction
 aten = torch.ops.aten
 
 
+def _spread(grad: View, sizes: Sequence[Expr]) -> View | None:
+    """The gradient as what is copied into a part of those sizes, to which it may have to be broadcast; None if it
+    is not known to fit: eager may refuse it."""
+    missing = len(sizes) - len(grad.sizes)
+    if missing < 0:
+        return None
+    own, strides = [ONE] * missing + list(grad.sizes), [ZERO] * missing + list(grad.strides)
+    if any(a is not ONE and a is not b for a, b in zip(own, sizes, strict=True)):
+        return None
+    strides = [ZERO if size is ONE else stride for size, stride in zip(own, strides, strict=True)]
+    return replace(grad, sizes=tuple(sizes), strides=tuple(strides))
+
+
 @lowers(aten.slice_backward.default)
 def slice_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> View:
+) -> Any:
     dim %= len(sizes)
     size, count = b.size_expr(sizes[dim]), grad.sizes[dim]
     if start < 0:  # counted from the end, as far as there is any
         start = max(start + sizes[dim], 0)
+    if all(isinstance(number, int) for number in (sizes[dim], start, end)):
+        count = expr(len(range(sizes[dim])[start:end:step]))
+    seen = _spread(grad, [count if d == dim else b.size_expr(n) for d, n in enumerate(sizes)])
+    if seen is None:
+        return NotImplemented
     first = b.size_expr(start)
     stop = first + (count - 1) * step + 1
 
@@ -39,20 +58,23 @@ def slice_backward(
         tests += [body.index(i) < body.index(stop)] if not is_nonnegative(stop - size) else []
         place, rest = stepped(i, first, step)
         tests += [body.index(rest).eq(0)] if step > 1 else []
-        return body.load(grad, (*point[:dim], place, *point[dim + 1 :]), conjunction(tests))
+        return body.load(seen, (*point[:dim], place, *point[dim + 1 :]), conjunction(tests))
 
     return b.pointwise(node.meta["val"], formula)
 
 
 @lowers(aten.select_backward.default)
-def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, index: int) -> View:
+def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, index: int) -> Any:
     dim %= len(sizes)
     size = b.size_expr(sizes[dim])
+    seen = _spread(grad, [b.size_expr(n) for d, n in enumerate(sizes) if d != dim])
+    if seen is None:
+        return NotImplemented
     at = b.size_expr(index) + (size if index < 0 else 0)
 
     def formula(body: Body, point: Point) -> Val:
         mask = body.index(point[dim]).eq(body.index(at)) if size is not ONE else None
-        return body.load(grad, (*point[:dim], *point[dim + 1 :]), mask)
+        return body.load(seen, (*point[:dim], *point[dim + 1 :]), mask)
 
     return b.pointwise(node.meta["val"], formula)
 
@@ -66,16 +88,21 @@ def unfold_backward(
         return NotImplemented
     dim %= len(sizes)
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
+    windows = (b.size_expr(sizes[dim]) - size) // stride + 1
+    kept = [b.size_expr(n) for n in sizes]
+    seen = _spread(grad, [*kept[:dim], windows, *kept[dim + 1 :], b.size_expr(size)])
+    if seen is None:
+        return NotImplemented
     made = update.started(b, fake, 0, dtype)
     others = [d for d in range(len(sizes)) if d != dim]
 
     def step(body: Body, at: Point, inner: Point) -> None:
         window, k = inner
-        value = body.cast(body.load(grad, (*at[:dim], window, *at[dim:], k)), dtype)
+        value = body.cast(body.load(seen, (*at[:dim], window, *at[dim:], k)), dtype)
         body.update(made, (*at[:dim], window * stride + k, *at[dim:]), "sum", value)
 
     sizes_of_others, strides = [made.sizes[d] for d in others], [made.strides[d] for d in others]
-    update.walk(b, sizes_of_others, strides, (grad.sizes[dim], grad.sizes[-1]), step)
+    update.walk(b, sizes_of_others, strides, (seen.sizes[dim], seen.sizes[-1]), step)
     return update.finished(b, fake, made)
 
 
@@ -84,10 +111,16 @@ def diagonal_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> Any:
     row, column = dim1 % len(sizes), dim2 % len(sizes)
+    length = grad.sizes[-1] if grad.sizes else ONE
+    if all(isinstance(number, int) for number in (sizes[row], sizes[column], offset)):
+        length = expr(max(min(sizes[row] + min(offset, 0), sizes[column] - max(offset, 0)), 0))
+    seen = _spread(grad, [*(b.size_expr(n) for d, n in enumerate(sizes) if d not in (row, column)), length])
+    if seen is None:
+        return NotImplemented
 
     def formula(body: Body, point: Point) -> Val:
         mask = body.index(point[column] - point[row]).eq(offset)
         rest = [i for d, i in enumerate(point) if d not in (row, column)]
-        return body.load(grad, (*rest, point[row] if offset >= 0 else point[column]), mask)
+        return body.load(seen, (*rest, point[row] if offset >= 0 else point[column]), mask)
 
     return b.pointwise(node.meta["val"], formula)

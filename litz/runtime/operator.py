@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from litz.codegen.shim import operator_of
 from litz.errors import CallError
@@ -55,8 +56,7 @@ class Operator:
             self.function(*args, **kwargs, out=executable.tensor(frame, result))
             return
         found = self.function(*args, **kwargs)
-        found = found if isinstance(found, (tuple, list)) else (found,)
-        for expected, tensor in zip(call.results, found, strict=True):
+        for expected, tensor in zip(call.results, tree_leaves(found), strict=True):
             if expected is not None:
                 self._hold(frame, expected, tensor)
 
