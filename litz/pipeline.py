@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import fx
 
+from litz.capture.apart import apart_from_caller
 from litz.capture.autograd import Differentiable
 from litz.capture.joint import trace_joint
 from litz.capture.run_graph import as_written
@@ -41,6 +43,7 @@ STAGES = (
     "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build",
 )  # fmt: skip
+AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on
 Strides = Sequence[tuple[Any, ...] | None] | None
 
 
@@ -112,7 +115,7 @@ def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
     """One stage: timed, between the user's hooks, and, when asked, its result verified and kept as text."""
     assert name in STAGES, f"stage {name} is not listed"
     args = (hooked(ctx.options.before, name, args[0]), *args[1:])
-    with ctx.timed(name):
+    with ctx.timed(name), nullcontext() if name in AS_CALLED else apart_from_caller():
         result = stage(*args)
     result = hooked(ctx.options.after, name, result)
     program = result.program if isinstance(result, Lowered) else result

@@ -25,7 +25,7 @@ Core = Callable[..., Sequence[Any]]
 Backward = Callable[[list[Any], bool], Sequence[Any]]
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
 Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
-_NOTHING = torch.empty(0)  # stands in their place; the backward does not read it
+_NOTHING = torch.empty(0, device="cpu")  # stands in their place; the backward does not read it
 
 
 class Differentiable:
@@ -72,7 +72,7 @@ class Differentiable:
             return given.resolve_conj().resolve_neg()
         if tuple(given.shape) != sizes:
             raise CallError(f"a tangent of shape {tuple(given.shape)} was given for a result of shape {sizes}")
-        return torch.empty_strided(sizes, strides, dtype=dtype).copy_(given)
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=given.device).copy_(given)
 
     def forms_of(self, kept: Sequence[torch.Tensor]) -> tuple[Form, ...]:
         if self.forms is not None:

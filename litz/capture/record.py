@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
         result = func(value)
         if not isinstance(value, torch.Tensor):  # a Python number, in a formula of autograd's
             with unset_fake_temporarily():
-                value = torch.tensor(value, dtype=result.dtype)
+                value = torch.tensor(value, dtype=result.dtype, device="cpu")
         source, physical = self._argument(value), _PHYSICAL[func]
         node = self._undone(source, physical)
         self._know(result, self._again(physical, (source,), {}) if node is None else node)

@@ -146,7 +146,7 @@ class Constants:
         target, args = node.target, node.args
         filled = self._filled(node, fake)
         if filled is not None:
-            return torch.full([1] * fake.dim(), filled, dtype=fake.dtype)
+            return torch.full([1] * fake.dim(), filled, dtype=fake.dtype, device="cpu")
         absorbed = self._absorbed(node, fake)
         if absorbed is not None:
             return absorbed
@@ -212,7 +212,7 @@ class Constants:
             for operand in node.args[:2]:
                 known = self._known.get(operand)  # type: ignore[arg-type]
                 if known is not None and known.numel() == 1 and bool(known.item()) == (target in _OR):
-                    return torch.full([1] * fake.dim(), target in _OR, dtype=torch.bool)
+                    return torch.full([1] * fake.dim(), target in _OR, dtype=torch.bool, device="cpu")
         return None
 
 
@@ -275,5 +275,5 @@ def is_causal(compact: torch.Tensor, queries: Any, keys: Any) -> bool:
     if compact.dim() < 2 or any(size != 1 for size in compact.shape[:-2]):
         return False
     square = compact.reshape(compact.shape[-2:]).expand(queries, keys)
-    rows, columns = torch.arange(queries).unsqueeze(1), torch.arange(keys)
+    rows, columns = torch.arange(queries, device="cpu").unsqueeze(1), torch.arange(keys, device="cpu")
     return torch.equal(square, columns <= rows)

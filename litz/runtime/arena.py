@@ -61,7 +61,7 @@ class Arena:
                 return found
             if self._free:
                 self._free.remove(max(self._free, key=lambda b: b.size))
-        memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+        memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device="cpu")
         address = -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
         return Block(address, size, memory)
 

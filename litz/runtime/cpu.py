@@ -30,6 +30,7 @@ from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart, Layout, place, size_of
 from litz.target import Target
 
+_CPU = torch.device("cpu")  # said wherever memory is made: the caller may have chosen another device for his own
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
 
 
@@ -253,7 +254,7 @@ class Executable:
         slots[0 : len(args)] = [a.data_ptr() for a in args]
         outputs = []
         for name, sizes, strides, dtype in frame.fresh:
-            tensor = torch.empty_strided(sizes, strides, dtype=dtype)
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device=_CPU)
             slots[self.slots[name]] = tensor.data_ptr()
             outputs.append(tensor)
         self._plan[0][0](*frame.native)
@@ -269,7 +270,7 @@ class Executable:
             zip(self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True)
         ):
             for name, sizes, strides, dtype in due:
-                tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype)
+                tensors[name] = tensor = torch.empty_strided(sizes, strides, dtype=dtype, device=_CPU)
                 slots[self.slots[name]] = tensor.data_ptr()
             for block in taken:
                 memory[block] = tensor = self._memory_for(block, frame, overwrite)
@@ -299,7 +300,7 @@ class Executable:
             return frame.tensors[block.into]
         if overwrite and block.over is not None:
             return frame.tensors[block.over]
-        return torch.empty(frame.apart[block], dtype=torch.uint8)
+        return torch.empty(frame.apart[block], dtype=torch.uint8, device=_CPU)
 
     def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
         given = len(args)
@@ -340,7 +341,7 @@ class Executable:
                 size = self.program.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
                 address = frame.slots[self.slots[view.buffer]]
                 storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
-                found = torch.empty(0, dtype=to_torch(view.dtype))
+                found = torch.empty(0, dtype=to_torch(view.dtype), device=_CPU)
                 found.set_(storage, offset, sizes, strides)
                 if view.buffer not in self._apart:
                     frame.views[view] = found

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_(mean, std, generator=generator)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).normal_(
+        mean, std, generator=generator
+    )
 
 
 # Functional forms that draw in another order than the in-place operator they stand for, which fills a tensor with gaps
@@ -66,7 +68,7 @@ class Operator:
             raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
         plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
         if self.copies or not plain or tensor.is_conj() or tensor.is_neg():
-            tensor = torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="cpu").copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
 

@@ -1,0 +1,105 @@
+"""What the caller has switched on around a call, or around its backward: the same program all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import litz
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def switched(switch: Callable[[Any], None], on: Any, off: Any) -> Iterator[None]:
+    switch(on)
+    try:
+        yield
+    finally:
+        switch(off)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "nothing": nullcontext,
+    "a device": lambda: torch.device("meta"),
+    "a mode that sees functions": Functions,
+    "a mode that sees operators": Operators,
+    "doubles by default": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "determinism": lambda: switched(torch.use_deterministic_algorithms, True, False),
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+}
+
+
+def images(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Laid out anew, rewritten, partly called as it is, with a constant in it."""
+    y = F.conv2d(x, w, padding=1).relu()
+    products = y.flatten(2).transpose(1, 2) @ m
+    return products * torch.tensor([0.5, 2.0], device="cpu").repeat(8) + products.cumsum(1).sort(1)[0]
+
+
+def inputs(training: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    sizes = ((2, 3, 8, 8), (32, 3, 3, 3), (32, 16))
+    return [torch.randn(size, device="cpu").requires_grad_(training) for size in sizes]
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_around_a_call(name: str) -> None:
+    torch._dynamo.reset()
+    found = []
+    for run in (images, litz.compile(images)):
+        given = inputs(False)
+        with MODES[name]():
+            found.append(run(*given))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in MODES if name not in ("inference mode",)])
+def test_around_a_backward(name: str) -> None:
+    """Which is compiled then."""
+    torch._dynamo.reset()
+    found = []
+    for run in (images, litz.compile(images)):
+        given = inputs(True)
+        loss = run(*given).square().mean()
+        with MODES[name]():
+            loss.backward()
+        found.append([x.grad for x in given])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_autocast_switched_off_inside(training: bool) -> None:
+    """Types are those of the region, not of the place where it is compiled."""
+
+    def function(*given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return images(*given)
+
+    torch._dynamo.reset()
+    found = []
+    for run in (function, litz.compile(function)):
+        given = inputs(training)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = run(*given)
+        if training:
+            result.square().mean().backward()
+        found.append([result.detach(), *(x.grad for x in given if training)])
+    assert litz.last_report().left_to_eager is None
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
