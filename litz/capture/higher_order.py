@@ -1,8 +1,9 @@
 """Higher-order operators that are plain computations: written out before the trace.
 
 In: Dynamo's graph and those in it, changed in place. A checkpoint becomes the call it means, and so does a region that
-is compiled once for many calls; `flex_attention` becomes its formula with the user's functions in it. Those that decide
-at run time are the business of `segments.py`.
+is compiled once for many calls; `flex_attention` becomes its formula with the user's functions in it, and a function
+with a backward of its own one that any trace can follow. Those that decide at run time are the business of
+`segments.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def _write_out_one(graph_module: fx.GraphModule) -> None:
             node.target, changed = attend, True
         elif node.target is operators.invoke_subgraph:
             node.target, changed = called, True
+        elif node.target is operators.autograd_function_apply and "saved_for_backward_idx" in node.kwargs:
+            # It marks what it saves in the graph that it takes every trace to write, and knows one kind of.
+            node.target, changed = differentiated, True
     if changed:
         graph_module.recompile()
 
@@ -42,6 +46,33 @@ def _write_out_one(graph_module: fx.GraphModule) -> None:
 def called(module: fx.GraphModule, name: str, *args: Any) -> Any:
     """A region that is compiled once for many calls: a call like any other."""
     return module(*args)
+
+
+def differentiated(
+    forward: fx.GraphModule, backward: fx.GraphModule, *args: Any, non_differentiable_idx: Sequence[int],
+    dirty_idx: Sequence[int] = (), **_: Any,
+) -> Any:  # fmt: skip
+    """A function with a backward of the user's own, both captured: `forward` also gives what the other needs."""
+    saved: Sequence[Any] = ()
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*given: Any) -> Any:
+            nonlocal saved
+            output, saved = forward(*given)
+            return output
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            results = output if isinstance(output, (tuple, list)) else (output,)
+            ctx.mark_dirty(*(results[i] for i in dirty_idx))
+            ctx.mark_non_differentiable(*(results[i] for i in non_differentiable_idx))
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: Any) -> Any:
+            return backward(*tangents, *saved)
+
+    return Function.apply(*args)
 
 
 def attend(

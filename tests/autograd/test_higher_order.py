@@ -228,3 +228,32 @@ def test_everything_at_once(route: Route) -> None:
         torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(mine.seen, eager.seen, rtol=1e-4, atol=1e-5)
     assert_compiled()
+
+
+class Kept(torch.autograd.Function):
+    """Saves in every way: a tensor, another on the context itself, a size and a number; one result has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(x)
+        ctx.sine, ctx.rows, ctx.scale = x.sin(), x.shape[0], scale
+        largest = x.argmax(-1)
+        ctx.mark_non_differentiable(largest)
+        return ctx.sine * scale, largest
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return tangent * (x.cos() + ctx.sine) * ctx.rows * ctx.scale, None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_function_of_the_users_own_at_any_size(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, largest = Kept.apply(x * 2, 0.5)
+        return y.exp(), largest + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="litz", dynamic=dynamic)
+    for rows in (3, 5, 8):
+        agrees(lambda _, made=compiled: made, function, lambda n=rows: [grad(n, 4)], calls=1)
