@@ -39,7 +39,7 @@ def fails_alike(
         (want, values, drawn), (got, mine, own_drawn) = found
         assert want is not None and type(got) is type(want), (got, want)
         assert not words or str(got).splitlines()[0] == str(want).splitlines()[0]
-        torch.testing.assert_close(mine, values, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mine, values, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert torch.equal(own_drawn, drawn)
     if compiled:
         assert_compiled()
@@ -327,3 +327,21 @@ def test_what_is_set_aside_is_written_in_the_end(route: Route) -> None:
         assert torch.equal(fast(*mine), function(*given))
         assert all(torch.equal(a, b) for a, b in zip(mine, given, strict=True))
     assert_compiled()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_probabilities_out_of_range(which: int, wrong: float, reduction: str) -> None:
+    def make() -> list[Any]:
+        given = [torch.full((40,), 0.5), torch.full((40,), 0.5)]
+        given[which][33] = wrong
+        return given
+
+    fails_alike(ROUTES["torch.compile"], lambda x, y: F.binary_cross_entropy(x, y, reduction=reduction), make)
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_classes_out_of_range(wrong: int) -> None:
+    route = ROUTES["torch.compile"]
+    fails_alike(route, lambda i: F.one_hot(i, 3) * 1.0, lambda: [torch.tensor([0, wrong, 1])], words=False)

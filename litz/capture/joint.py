@@ -93,8 +93,7 @@ def _run(tracer: _Trace) -> Joint:
             stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks for NaNs, and there are no values
             stack.enter_context(mode)
             # Composite operators in C++ (products, interpolation) ask symbolic sizes for their values.
-            if symbolic_mode(inputs) is not None or (training and _normalises_batches(tracer.function)):
-                # Batch norm only has a functional form behind this dispatcher, which slows all others down.
+            if symbolic_mode(inputs) is not None or _needs_dispatcher(tracer.function, training):
                 stack.enter_context(enable_python_dispatcher())
             for position, fake in enumerate(fakes):
                 recorder.placeholder(fake, position)
@@ -152,11 +151,14 @@ def _distinct(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     return kept, places
 
 
-def _normalises_batches(function: Any) -> bool:
+def _needs_dispatcher(function: Any, training: bool) -> bool:
+    """Whether it calls what is right only behind the dispatcher in Python, which slows all else down: batch norm has
+    its functional form there, and `one_hot` looks for classes out of range."""
     graph = getattr(getattr(function, "__self__", None), "graph", None)
     if graph is None:
-        return True
-    return any("batch_norm" in str(n.target) or "instance_norm" in str(n.target) for n in graph.nodes)
+        return training
+    names = ("one_hot", *(("batch_norm", "instance_norm") if training else ()))
+    return any(name in str(node.target) for node in graph.nodes for name in names)
 
 
 def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:

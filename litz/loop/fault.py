@@ -15,6 +15,7 @@ FAULTS = {
     "index": Fault(1, IndexError, "index out of range in self"),
     "place": Fault(2, RuntimeError, "index out of bounds"),  # of a gather or a scatter
     "zero": Fault(3, RuntimeError, "ZeroDivisionError"),  # a whole number divided by it
+    "probability": Fault(4, RuntimeError, "all elements of input and target should be between 0 and 1"),
 }
 LAST_FAULT = max(fault.code for fault in FAULTS.values())
 

@@ -219,6 +219,8 @@ def _as_type(value: np.ndarray, dtype: str) -> np.ndarray:
     value = np.asarray(value)
     if dtype == "bf16":
         return torch.from_numpy(np.array(value, dtype=np.float32)).bfloat16().float().numpy()
+    if dtype == "f16":
+        value = value.astype(np.float32)  # as eager: rounded twice
     if dtype == "u8" and value.dtype.kind == "f":
         value = value.astype(np.int64)  # as eager: a negative number wraps
     return value.astype(DTYPES[dtype].numpy, copy=False)

@@ -46,6 +46,10 @@ def embedding_bag(
         value = body.cast(body.load(weight, (row, *outer)), dtype)
         if weights is not None:
             value = value * body.cast(body.load(weights, inner), dtype)
+        if include_last_offset and mode == _SUM:
+            # What comes after the last bag is in none; eager's maxima count it with the last.
+            end = body.cast(body.load(offsets, (offsets.sizes[0] - 1,)), "i64")
+            value = body.where(body.index(inner[0]) < end, value, 0)
         body.update(made, (place, *outer), "max" if mode == _MAX else "sum", value)
 
     walk(b, made.sizes[1:], made.strides[1:], indices.sizes, add_row)

@@ -72,6 +72,8 @@ def binary_cross_entropy(
     b: Builder, node: fx.Node, x: View, y: View, weight: View | None = None, reduction: int = MEAN
 ) -> Any:
     def formula(body: Body, u: Val, v: Val, *w: Val) -> Val:
+        wrong = body.position(~((u >= 0) & (u <= 1) & (v >= 0) & (v <= 1)), 1, wrap=False, fault="probability")
+        u = u + body.cast(body.index(wrong), u.dtype)  # adds nothing, and keeps the check alive
         # As eager: a certainty that was wrong costs 100 and not infinity.
         yes, no = (body.apply("max", log, -100) for log in (body.apply("log", u), body.apply("log1p", -u)))
         loss = (v - 1) * no - v * yes

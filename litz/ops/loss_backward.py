@@ -68,9 +68,11 @@ def huber_loss_backward(b: Builder, node: fx.Node, grad: View, x: View, y: View,
 def binary_cross_entropy_backward(
     b: Builder, node: fx.Node, grad: View, x: View, y: View, weight: View | None = None, reduction: int = MEAN
 ) -> Any:
+    # As eager: what is certain has a finite slope, but for halves, which do not hold that number.
+    least = torch.tensor(1e-12).to(node.meta["val"].dtype).item()
+
     def slope(body: Body, u: Val, v: Val, *w: Val) -> Val:
-        # As eager: what is certain has a finite slope.
-        found = (u - v) / body.apply("max", (1 - u) * u, 1e-12)
+        found = (u - v) / body.apply("max", (1 - u) * u, least)
         return found * w[0] if w else found
 
     return _backward(b, node, reduction, slope, grad, x, y, *([] if weight is None else [weight]))

@@ -92,7 +92,7 @@ for _name, _target in _ROUNDING.items():
     lowers(_target)(_rounding)
 
 _BINARY = {
-    "atan2": (aten.atan2.default,), "hypot": (aten.hypot.default,), "nextafter": (aten.nextafter.default,),
+    "atan2": (aten.atan2.default,), "hypot": (aten.hypot.default,),
     "copysign": (aten.copysign.Tensor, aten.copysign.Scalar),
     "max": (aten.maximum.default,), "min": (aten.minimum.default,),
     "mul": (aten.mul.Tensor, aten.mul.Scalar), "div": (aten.div.Tensor, aten.div.Scalar),
@@ -113,6 +113,25 @@ for _name, _targets in _BINARY.items():
         return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
 
     lowers(*_targets)(_binary)
+
+
+@lowers(aten.nextafter.default)
+def nextafter(b: Builder, node: fx.Node, x: Any, y: Any) -> Any:
+    dtype = dtype_of(node.meta["val"])
+    if compute_type(dtype) == dtype:
+        return elementwise(b, node, lambda body, u, v: body.apply("nextafter", u, v), x, y)
+    form = torch.finfo(node.meta["val"].dtype)
+
+    def formula(body: Body, u: Val, v: Val) -> Val:
+        """In float32: further by a little more than half the distance to the neighbour, and then rounded to it."""
+        step = body.apply("max", body.apply("abs", u) * (form.eps / 2 * (1 + form.eps / 4)), form.tiny * form.eps)
+        moved = body.where(v > u, u + step, u - step)
+        moved = body.where(moved.eq(0), body.apply("copysign", moved, u), moved)
+        finite = body.apply("abs", u) <= form.max
+        moved = body.where(finite, moved, body.apply("copysign", body.const(form.max, u.dtype), u))
+        return body.where(u.eq(v), v, body.where(u.eq(u) & v.eq(v), moved, math.nan))
+
+    return elementwise(b, node, formula, x, y)
 
 
 # -- division with a remainder ----------------------------------------------------------------
@@ -247,7 +266,9 @@ def power(b: Builder, node: fx.Node, x: Any, y: Any) -> Any:
     if isinstance(y, (int, float)) and isinstance(x, View):
         if 0 <= y <= _MOST_PRODUCTS and float(y).is_integer() and dtype != "b1":
             return elementwise(b, node, lambda body, u: _repeated_product(body, u, int(y)), x)
-        if is_float(dtype) and y in (0.5, -0.5, -1):
+        # A root differs from a power at minus zero and minus infinity, and of halves eager takes powers.
+        roots = (0.5, -0.5) if dtype_of(node.meta["val"]) != "f16" else ()
+        if is_float(dtype) and y in (*roots, -1):
             op = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[y]
             return elementwise(b, node, lambda body, u: body.apply(op, u), x)
     return elementwise(b, node, formula, x, y) if is_float(dtype) else NotImplemented

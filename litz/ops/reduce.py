@@ -19,7 +19,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Space, Val, computed, numel, operand
+from litz.ops.builder import Body, Builder, Point, Space, Val, computed, dtype_of, numel, operand
 from litz.ops.norm import over, split_point
 from litz.ops.registry import lowers
 from litz.ops.row_sums import adds_rows, sum_rows
@@ -169,7 +169,15 @@ def sum_(
     b: Builder, node: fx.Node, x: View, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: Any = None
 ) -> Any:
     wide = computed(node.meta["val"])
-    return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "sum", wide)
+    return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "sum", wide, _converted(node, x))
+
+
+def _converted(node: fx.Node, x: View) -> Callable[[Body, Val], Val] | None:
+    """Elements are of the type asked for before they are added up or multiplied: those of halves are rounded to it."""
+    result = dtype_of(node.meta["val"])
+    if compute_type(result) == result or x.dtype == result:
+        return None
+    return lambda body, element: body.cast(body.cast(element, result), compute_type(result))
 
 
 @lowers(aten.dot.default, aten.vdot.default)
@@ -181,7 +189,7 @@ def dot(b: Builder, node: fx.Node, x: View, y: View) -> Any:
         lambda body, point: operand(body, point, x, dtype) * operand(body, point, y, dtype),
         out=products,
     )
-    return sum_(b, node, products)
+    return reduction(b, node, products, None, "sum", dtype)
 
 
 @lowers(aten.nansum.default)
@@ -190,10 +198,11 @@ def nansum(
 ) -> Any:
     wide = computed(node.meta["val"])
     if not is_float(x.dtype):
-        return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "sum", wide)
+        return sum_(b, node, x, dim)
+    converted = _converted(node, x)
 
     def without_nan(body: Body, element: Val) -> Val:
-        value = body.cast(element, wide)
+        value = body.cast(element, wide) if converted is None else converted(body, element)
         return body.where(body.apply("isnan", body.cast(element, compute_type(x.dtype))), 0, value)
 
     return reduction(b, node, x, dim, "sum", wide, without_nan)
@@ -202,13 +211,13 @@ def nansum(
 @lowers(aten.prod.default)
 def prod(b: Builder, node: fx.Node, x: View, dtype: Any = None) -> Any:
     wide = computed(node.meta["val"])
-    return NotImplemented if wide == "b1" else reduction(b, node, x, None, "prod", wide)
+    return NotImplemented if wide == "b1" else reduction(b, node, x, None, "prod", wide, _converted(node, x))
 
 
 @lowers(aten.prod.dim_int)
 def prod_dim(b: Builder, node: fx.Node, x: View, dim: int, keepdim: bool = False, dtype: Any = None) -> Any:
     wide = computed(node.meta["val"])
-    return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "prod", wide)
+    return NotImplemented if wide == "b1" else reduction(b, node, x, dim, "prod", wide, _converted(node, x))
 
 
 @lowers(aten.mean.default, aten.mean.dim)

@@ -14,8 +14,9 @@ from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr, constant, is_below, is_nonnegative, is_positive
 from litz.loop.ir import Apply, Check, Const, Definition, Index, Kernel, Load, Op, Store, operands
 
-# Where sizes are known only at run time, coefficients below this stay clear of the largest whole number.
-_MODERATE = 1 << 31
+# Where sizes are known only at run time: the bits of a coefficient that stays clear of the largest whole number, and
+# those of a size where several are multiplied.
+_MODERATE, _OF_A_SIZE, _IN_ALL = 31, 20, 62
 
 _ARITHMETIC: dict[str, Callable[..., Expr | None]] = {
     "add": lambda a, b: a + b,
@@ -99,7 +100,12 @@ def _fits(e: Expr, dtype: str) -> bool:
     least = 0 if form.kind == "uint" else -(1 << (form.bits - 1))
     if low is not None and high is not None:
         return least <= low and high < least + (1 << form.bits)
-    return dtype == "i64" and all(abs(coefficient) < _MODERATE for _, coefficient in e.terms)
+    return dtype == "i64" and all(map(_is_moderate, *zip(*e.terms, strict=True)))
+
+
+def _is_moderate(factors: tuple, coefficient: int) -> bool:
+    bits = abs(coefficient).bit_length()
+    return bits <= _MODERATE and bits + _OF_A_SIZE * len(factors) <= _IN_ALL
 
 
 def _without_idle(body: list[Op]) -> list[Op]:

@@ -116,6 +116,15 @@ def test_large_numbers_wrap_around() -> None:
         torch.testing.assert_close(compiled(function, dynamic)(x), function(x))
 
 
+def test_products_of_many_sizes_wrap_around() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x[(A(x.shape[0]) * x.shape[0] ** 18) % 7]
+
+    mine = compiled(function, True)
+    for size in (8, 11, 9):
+        torch.testing.assert_close(mine(torch.arange(size)), function(torch.arange(size)))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_arithmetic(seed: int) -> None:
     draw = random.Random(seed)

@@ -25,6 +25,9 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
     t = llvm_type(result, m.lanes)
     if target.kind == "float":
         if source.kind == "float":
+            if m.dtype == "f64" and result == "f16":
+                # Rounded twice, as in eager, which has halves made of nothing but float32.
+                return convert(Arithmetic(m.w, "f32", m.lanes), convert(m, x, "f32"), "f16")
             made = m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
             # LLVM would move the cast behind a choice such as `x < 0 ? 0 : x`, and lose the sign of x's zeros.
             return m.w.intrinsic("llvm.arithmetic.fence", t, made)
@@ -32,8 +35,8 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
     if source.kind == "float":
         if target.bytes >= 4:
             return m.cast("fptosi", x, m.t, t)
-        # Through a wide integer, which then wraps, as the C conversion does on this hardware.
-        wide = llvm_type("i32", m.lanes)
+        # Through a wide integer, which then wraps, as the C conversion does on this hardware: 64 bits for a byte.
+        wide = llvm_type("i64" if result == "u8" and m.dtype == "f64" else "i32", m.lanes)
         return m.cast("trunc", m.cast("fptosi", x, m.t, wide), wide, t)
     if source.kind == "bool":
         return m.cast("zext", x, m.t, t)

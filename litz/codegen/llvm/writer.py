@@ -46,12 +46,12 @@ def literal(value: float | int | bool, dtype: str) -> str:
         return "true" if value else "false"
     if kind in ("int", "uint"):
         return str(int(value))
+    if dtype != "f64":
+        value = _rounded(float(value), "<f")  # first of all, as in eager
     if dtype == "f16":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', _rounded(float(value), '<e')))[0]:04X}"
+        return f"0xH{struct.unpack('<H', struct.pack('<e', _rounded(value, '<e')))[0]:04X}"
     if dtype == "bf16":
-        return str(_bfloat16_bits(float(value)))
-    if dtype == "f32":
-        value = _rounded(float(value), "<f")
+        return str(_bfloat16_bits(value))
     return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
 
 
@@ -68,7 +68,7 @@ def _rounded(value: float, form: str) -> float:
 
 
 def _bfloat16_bits(value: float) -> int:
-    bits = struct.unpack("<I", struct.pack("<f", _rounded(value, "<f")))[0]
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
     if value != value:
         return 0x7FC0
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
