@@ -24,7 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from litz.capture.outputs import classify, toggled, window_on
+from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, is_lazy
 from litz.capture.run_graph import run_graph
@@ -225,6 +225,18 @@ class _Functional(FunctionalTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class _Inner(torch.autograd.Function):
+    """A leaf as something that was computed, laid out as it is: its value in memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, value: tuple[torch.Tensor]) -> torch.Tensor:
+        return FunctionalTensor.to_functional(value[0])
+
+    @staticmethod
+    def backward(ctx: Any, given: torch.Tensor) -> Any:
+        return given, None
+
+
 class _Trace:
     """The function that is traced; it keeps what it learns about inputs and outputs."""
 
@@ -246,7 +258,9 @@ class _Trace:
     def __call__(self, *primals: Any) -> Any:
         with _Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
-            wrapped = [self._writable(w, i) for i, w in enumerate(self.leaves)]
+            wrapped = [self._writable(w, p, i) for i, (w, p) in enumerate(zip(self.leaves, primals, strict=True))]
+            tensors = [(i, w) for i, w in enumerate(wrapped) if isinstance(w, FunctionalTensor)]
+            self.origins = {i: (w.grad_fn, w._version) for i, w in tensors}
             arguments = members_restored(wrapped, self.bases)
             outputs = self._run_on_wholes([arguments[p] for p in self.places])
             members = {id(arguments[place]): place for base in self.bases for place, _ in base.members}
@@ -301,20 +315,18 @@ class _Trace:
         wrapped = FunctionalTensor.to_functional(primal)
         return wrapped.requires_grad_(True) if needs_grad else wrapped
 
-    def _writable(self, wrapped: Any, position: int) -> Any:
+    def _writable(self, wrapped: Any, primal: Any, position: int) -> Any:
         """What the function is given for an input: autograd refuses writes to a leaf, which is what it is here."""
         if self.leaf[position] or not self.needs_grad[position]:
             return wrapped
-        bits = wrapped.is_conj(), wrapped.is_neg()
-        whole = toggled(wrapped, *bits)
-        copy = whole.clone(memory_format=torch.preserve_format)
-        self.recorder.same(_unwrap(copy), _unwrap(whole))
-        return toggled(copy, *bits)
+        return _Inner.apply(wrapped, (primal,))
 
     def _input(self, wrapped: Any, primal: Any, position: int) -> Input:
         if not isinstance(wrapped, FunctionalTensor):
             return Input()
         torch._sync(wrapped)
+        if torch._functionalize_was_storage_changed(wrapped.elem):
+            raise CaptureError(f"input {position} is given other memory", stage="trace")
         if torch._functionalize_has_metadata_mutation(wrapped.elem):
             return self._reshaped(wrapped, primal, position)
         mutated, lazy = torch._functionalize_has_data_mutation(wrapped.elem), is_lazy(primal)
@@ -327,7 +339,8 @@ class _Trace:
             raise CaptureError("an input is written to where autograd must see it, beside subclasses", stage="trace")
         if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
             raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
-        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position], None, lazy)
+        counted = wrapped._version != self.origins[position][1]
+        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position], None, lazy, counted)
 
     def _reshaped(self, wrapped: FunctionalTensor, primal: Any, position: int) -> Input:
         written = torch._functionalize_has_data_mutation(wrapped.elem)
@@ -340,11 +353,10 @@ class _Trace:
         return Input(parameter=self.parameters[position], reshaped=window)
 
     def _hidden(self, wrapped: FunctionalTensor, position: int) -> bool:
-        if torch._functionalize_are_all_mutations_hidden_from_autograd(wrapped.elem):
-            return True
+        """Whether autograd saw none of the writes: no step of its own came of them."""
         if torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapped.elem):
             return True
-        return not wrapped.requires_grad and not self.needs_grad[position]
+        return wrapped.grad_fn is self.origins[position][0]
 
     def _classify(self, outputs: list[Any], wrapped: list[Any], primals: Sequence[Any]) -> list[Any]:
         """Sort outputs by whose memory they are; the tensors that the graph itself must return."""

@@ -87,10 +87,6 @@ class Recorder(TorchDispatchMode):
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
-    def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """From here on `tensor` is known as the value `other` has."""
-        self._know(tensor, self._nodes[id(other)])
-
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The value whose views the tensor is one of, itself if it is none."""
         return base(self._nodes[id(tensor)]).meta["val"]

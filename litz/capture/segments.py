@@ -3,8 +3,8 @@
 In: Dynamo's graph. Out: the same graph as a sequence of pieces. Each piece is compiled by itself when it is first
 called; between them stand the operators that decide something at run time: control flow (`cond`, `while_loop`,
 `scan`, `map`), whose bodies are compiled in turn, and operators whose results have sizes that depend on data; the
-user's own operators that write to their arguments, of which nothing else is known; and whatever could not be traced,
-such as an operator whose gradient looks at data or is sparse.
+user's own operators that write to their arguments, of which nothing else is known; what gives a tensor other memory
+(`x.data = y`); and whatever could not be traced, such as an operator whose gradient looks at data or is sparse.
 
 Dynamo captures the pieces again: their sizes are then sizes of inputs, with its guards and its dynamic shapes.
 """
@@ -25,6 +25,8 @@ from litz.capture.pieces import is_little
 from litz.capture.run_graph import as_written, level_change, switches
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+# What Dynamo makes of `x.data = y`; by name, since the second moves among its modules.
+_OTHER_MEMORY = ("set_", "_lower_version_count_by_1")
 CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
 
@@ -98,6 +100,8 @@ def _stands_alone(node: fx.Node) -> bool:
         return node.target.namespace not in ("aten", "prims")
     if node.op not in ("call_function", "call_method"):
         return False
+    if getattr(node.target, "__name__", node.target) in _OTHER_MEMORY:
+        return True
     made = _unbacked(node)
     return bool(made) and not made <= set().union(*(_unbacked(n) for n in node.all_input_nodes))
 

@@ -144,7 +144,7 @@ class WriteBack:
     """
 
     def __init__(self, signature: Signature):
-        self.stored = tuple(i for i in signature.mutated if signature.inputs[i].hidden)
+        self.stored = tuple(i for i in signature.mutated if signature.inputs[i].hidden and signature.inputs[i].counted)
         self.returned = signature.returned_mutations
         self.results = signature.results
 

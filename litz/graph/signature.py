@@ -48,7 +48,8 @@ def numbers(values: Sequence[Number], sizes: Measures) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Input:
     """`mutated`: written to. `hidden`: only under `no_grad`, so that autograd must not see it. `reshaped`: what it has
-    become, where its own shape or strides were changed in place. `lazy`: it comes conjugated or negated by a bit."""
+    become, where its own shape or strides were changed in place. `lazy`: it comes conjugated or negated by a bit.
+    `counted`: the writes, if any, count as new versions; through `.data` they do not."""
 
     needs_grad: bool = False
     mutated: bool = False
@@ -56,13 +57,14 @@ class Input:
     parameter: bool = False
     reshaped: Window | None = None
     lazy: bool = False
+    counted: bool = True
 
     def __str__(self) -> str:
         words = ["needs grad"] if self.needs_grad else []
         if self.lazy:
             words.append("conjugated or negated by a bit")
         if self.mutated:
-            words.append("mutated under no_grad" if self.hidden else "mutated")
+            words.append(("mutated under no_grad" if self.hidden else "mutated") + ("" if self.counted else ", unseen"))
         if self.reshaped is not None:
             words.append(f"becomes {self.reshaped}")
         return ", ".join(words) or "read"

@@ -344,3 +344,25 @@ def test_parts_that_autograd_does_not_know_share_the_memory_of_the_whole(route: 
 
     for function in (split, second_first, views_of_them, written):
         agrees(route, function, lambda: [grad(2, 4), grad(2, 4)], calls=1)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "with gaps": lambda h: h[:, ::2],
+    "expanded": lambda h: h[:, :1].expand(4, 3),
+    "transposed": lambda h: h.t(),
+    "with gaps, transposed": lambda h: h[:, ::2].t(),
+}
+
+
+@both
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_computed_keeps_its_layout_as_an_argument(route: Route, layout: str) -> None:
+    """What is a copy and what a view depends on it."""
+
+    def make() -> list[Any]:
+        leaf = grad(4, 6)
+        return [LAYOUTS[layout](leaf * 1), {"leaves": [leaf]}]
+
+    agrees(route, lambda x: x.contiguous(), make, calls=1)
+    agrees(route, lambda x: (x[1:].reshape(-1), x.reshape(-1), x[0]), make, calls=1)
+    agrees(route, lambda x: (x * 2, x.t().contiguous(), x.clone(), x.is_contiguous()), make, calls=1)

@@ -167,7 +167,9 @@ def _sides_of(joint: Joint) -> _Sides:
     (output,) = (n for n in nodes if n.op == "output")
     results = [n for n in output.args[0][: joint.forward_outputs] if isinstance(n, fx.Node)]
     drawn = [n for n in nodes if _is_backward(n) and _must_run(n)]
-    alive = {p for i, p in enumerate(primals) if not joint.signature.inputs[i].mutated}
+    inputs = joint.signature.inputs
+    # What is written to through `.data` eager's formulas read as it is by then.
+    alive = {p for p, spec in zip(primals, inputs, strict=True) if not spec.mutated or not spec.counted}
     # Those that follow are copied into the inputs they are new values of.
     returned = {base(n) for n in output.args[0][: joint.signature.results] if isinstance(n, fx.Node)}
     seen = alive | {n for n in returned if n not in primals}
