@@ -210,6 +210,10 @@ def _reduce_rows(kind: str, rows: np.ndarray) -> np.ndarray:
         # Added up in double, so that the reference does not depend on an order of summation.
         wide = np.float64 if rows.dtype.kind == "f" else rows.dtype
         return np.sum(rows, axis=-1, dtype=wide) if kind == "sum" else np.prod(rows, axis=-1, dtype=wide)
+    if kind == "argpool":
+        lost = np.isnan(rows) if rows.dtype.kind == "f" else np.zeros(rows.shape, bool)
+        last = rows.shape[-1] - 1 - np.argmax(lost[..., ::-1], axis=-1)
+        return np.where(lost.any(axis=-1), last, np.argmax(rows, axis=-1))
     one = {"max": np.max, "min": np.min, "any": np.any, "all": np.all, "argmax": np.argmax, "argmin": np.argmin}
     return np.asarray(one[kind](rows, axis=-1))  # type: ignore[operator]
 

@@ -20,7 +20,7 @@ from litz.loop.exact import Exact
 from litz.loop.expr import ONE, Axis, Expr, Value, expr
 from litz.loop.formula import Formula, Measures
 
-POSITIONS = ("argmax", "argmin")  # reductions that give a place instead of a value
+POSITIONS = ("argmax", "argmin", "argpool")  # reductions that give a place instead of a value
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", *POSITIONS)
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 UPDATES = ("put", "sum", "prod", "max", "min")
@@ -33,7 +33,7 @@ def identity(kind: str, dtype: str) -> float | int | bool:
         return 0
     if kind in ("prod", "all"):
         return 1
-    lowest = kind in ("max", "argmax", "logaddexp")
+    lowest = kind in ("max", "argmax", "argpool", "logaddexp")
     if number.kind == "float":
         return float("-inf") if lowest else float("inf")
     if number.kind == "bool":
@@ -106,7 +106,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Reduce:
-    """`kind` over the reduced axes. `argmax` and `argmin` give the flat position, the first of equals."""
+    """`kind` over the reduced axes. `argmax` and `argmin` give the flat position, the first of equals; `argpool` that
+    of the greatest as well, but of several NaNs the last."""
 
     name: str
     dtype: str

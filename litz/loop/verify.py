@@ -50,7 +50,7 @@ MOVES = ("cast", "where")
 INDEX_KINDS = ("int", "uint")
 REDUCTION_KINDS = {
     **dict.fromkeys(("sum", "prod"), ("float", "int", "uint")),
-    **dict.fromkeys(("max", "min", "argmax", "argmin"), ("float", "int", "uint", "bool")),
+    **dict.fromkeys(("max", "min", *POSITIONS), ("float", "int", "uint", "bool")),
     **dict.fromkeys(("any", "all"), ("bool",)),
 }
 assert set(REDUCTION_KINDS) == set(REDUCTIONS), "every reduction says what it reduces"

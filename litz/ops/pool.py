@@ -60,7 +60,7 @@ def max_pool(
     body.store(values, point, top)
     if places is not None:
         visible, starts = window.visible(out, sizes), window.starts(out)
-        chosen = _unflatten(body, over(space, body, "argmax", value), [len(steps) for steps in visible])
+        chosen = _unflatten(body, over(space, body, "argpool", value), [len(steps) for steps in visible])
         chosen = [k + steps.start for k, steps in zip(chosen, visible, strict=True)]
         if any(window.padding):
             # In a window of nothing but the lowest value the argmax may point into the padding: take the first inside.
@@ -247,7 +247,7 @@ def adaptive_max_pool(b: Builder, node: fx.Node, x: View, out_size: Sequence[int
         if places is None:
             return
         # Spans begin inside: the first of equals is never masked.
-        chosen = _unflatten(body, over(space, body, "argmax", value), [span.longest for span in spans])
+        chosen = _unflatten(body, over(space, body, "argpool", value), [span.longest for span in spans])
         flat = body.const(0, "i64")
         for k, span, o, size in zip(chosen, spans, point[-len(spans) :], sizes, strict=True):
             flat = flat * body.index(size) + (k + body.index(span.start(o)))

@@ -98,3 +98,33 @@ def test_what_comes_after_the_last_bag() -> None:
             return F.embedding_bag(i, w, o, mode=mode, include_last_offset=True)
 
         torch.testing.assert_close(litz.compile(bags)(weight, index, offsets), bags(weight, index, offsets))
+
+
+def _with_nans(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    return x.masked_fill(torch.rand(*shape, generator=torch.Generator().manual_seed(4)) < 0.3, math.nan)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_of_several_nans_a_window_takes_the_last(dtype: torch.dtype) -> None:
+    for x in (_with_nans(2, 3, 9, 11, dtype=dtype), _with_nans(1, 2, 64, 64, dtype=dtype)):
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            identical(lambda x: list(F.max_pool2d(x, 3, 2, 1, return_indices=True)), given)
+            identical(lambda x: list(F.adaptive_max_pool2d(x, 1, return_indices=True)), given)
+            identical(lambda x: list(F.adaptive_max_pool2d(x, 4, return_indices=True)), given)
+    line, cube = _with_nans(2, 3, 50, dtype=dtype), _with_nans(2, 2, 7, 6, 9, dtype=dtype)
+    identical(lambda x: list(F.max_pool1d(x, 3, 2, 1, return_indices=True)), line)
+    identical(lambda x: list(F.adaptive_max_pool1d(x, 3, return_indices=True)), line)
+    identical(lambda x: list(F.max_pool3d(x, 2, 1, return_indices=True)), cube)
+    identical(lambda x: [*x.max(2), *x.min(2), x.argmax(1), x.argmin(0)], line)  # and these the first
+
+
+def test_the_gradient_of_a_window_of_nans_goes_where_eagers_goes() -> None:
+    x = _with_nans(2, 3, 9, 9, dtype=torch.float32)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(F.max_pool2d(x, 3, 2, 1).sum(), x)[0]
+
+    mine = x.clone().requires_grad_()
+    litz.compile(lambda x: F.max_pool2d(x, 3, 2, 1), dynamic=False)(mine).sum().backward()
+    assert torch.equal(mine.grad, slope(x.requires_grad_()))

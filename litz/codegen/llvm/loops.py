@@ -423,7 +423,7 @@ class _Renderer:
         return self.ops[name].dtype
 
     def _accumulate(self, op: Reduce | Scan, slots: list[tuple[str, str | None]]) -> list[Operand]:
-        """The running value, where it stands after this step; nothing of `argmax` and `argmin`."""
+        """The running value, where it stands after this step; nothing of a position."""
         made: list[Operand] = []
         w, frame = self.w, self.frame
         lanes = self._acc_lanes(op)

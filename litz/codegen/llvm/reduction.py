@@ -1,7 +1,7 @@
 """Reductions in registers: how two values combine, and how lanes become one.
 
 In: a writer and operands. Out: the operand that holds the result. `argmax` and `argmin` keep a position
-beside the value; of equal values the first wins, and a NaN wins over everything.
+beside the value; of equal values the first wins, and a NaN wins over everything; in `argpool` over NaNs before it, too.
 """
 
 from __future__ import annotations
@@ -77,21 +77,23 @@ def across_lanes(w: Writer, kind: str, value: Operand, live: int) -> Operand:
 
 
 def better_than(w: Writer, kind: str, new: Operand, old: Operand) -> str:
-    """Whether `new` replaces `old`: strictly greater (or less), or the first NaN."""
+    """Whether `new`, which comes later, replaces `old`: strictly greater (or less), or the first NaN, or any."""
     kind_of = DTYPES[new.dtype].kind
-    more = kind == "argmax"
+    more = kind != "argmin"
     if kind_of != "float":
         sign = "s" if kind_of == "int" else "u"
         return w.let(f"icmp {sign}{'gt' if more else 'lt'} {new.type} {new.text}, {old.text}")
     bools = llvm_type("b1", new.lanes)
     greater = w.let(f"fcmp {'ogt' if more else 'olt'} {new.type} {new.text}, {old.text}")
     new_nan = w.let(f"fcmp uno {new.type} {new.text}, {new.text}")
+    if kind == "argpool":
+        return w.let(f"or {bools} {greater}, {new_nan}")
     old_ok = w.let(f"fcmp ord {new.type} {old.text}, {old.text}")
     return w.let(f"or {bools} {greater}, {w.let(f'and {bools} {new_nan}, {old_ok}')}")
 
 
 def first_best(w: Writer, kind: str, values: Operand, places: Operand) -> Operand:
-    """The position of the best lane; of equal ones, the smallest position."""
+    """The position of the best lane; of equal ones, the smallest position, but of NaNs in `argpool` the largest."""
     best = Operand(w.let(f"extractelement {values.type} {values.text}, i32 0"), values.dtype, 1)
     place = w.let(f"extractelement {places.type} {places.text}, i32 0")
     scalar = llvm_type(values.dtype)
@@ -100,8 +102,10 @@ def first_best(w: Writer, kind: str, values: Operand, places: Operand) -> Operan
         here = w.let(f"extractelement {places.type} {places.text}, i32 {lane}")
         better = better_than(w, kind, value, best)
         worse = better_than(w, kind, best, value)
-        tie = w.let(f"and i1 {w.let(f'xor i1 {worse}, true')}, {w.let(f'icmp slt i64 {here}, {place}')}")
-        take = w.let(f"or i1 {better}, {tie}")
+        later = w.let(f"icmp sgt i64 {here}, {place}")
+        # Whichever comes later replaces the other if it is better, and else stays behind it.
+        behind = w.let(f"xor i1 {worse}, true")
+        take = w.let(f"select i1 {later}, i1 {better}, i1 {behind}")
         best = Operand(w.let(f"select i1 {take}, {scalar} {value.text}, {scalar} {best.text}"), values.dtype, 1)
         place = w.let(f"select i1 {take}, i64 {here}, i64 {place}")
     return Operand(place, "i64", 1)
