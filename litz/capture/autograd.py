@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from litz.capture.batched import in_turn, is_batched
 from litz.capture.outputs import known
 from litz.capture.subclasses import is_subclass
 from litz.errors import CallError, RunFailed
@@ -24,7 +25,7 @@ Core = Callable[..., Sequence[Any]]
 # Drops the arguments from the list it is given as it goes; the flag says that it may also write over saved ones.
 Backward = Callable[[list[Any], bool], Sequence[Any]]
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
-Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
+Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 _NOTHING = torch.empty(0, device="cpu")  # stands in their place; the backward does not read it
 
 
@@ -77,7 +78,7 @@ class Differentiable:
     def forms_of(self, kept: Sequence[torch.Tensor]) -> tuple[Form, ...]:
         if self.forms is not None:
             return self.forms
-        found = tuple((t.shape, t.stride(), t.dtype) for t in kept)
+        found = tuple((t.shape, t.stride(), t.dtype, t.device) for t in kept)
         if not self.varies:
             self.forms = found
         return found
@@ -109,14 +110,14 @@ class Differentiable:
 
 def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
     """A saved tensor as the code for it expects it: hooks of the user's may have given back another."""
-    shape, strides, dtype = form
+    shape, strides, dtype, device = form
     if given.shape != shape or given.layout is not torch.strided or is_subclass(given):
         raise CallError(
             f"a hook on saved tensors gave back a {type(given).__name__} of shape {tuple(given.shape)} and layout "
             f"{given.layout} for a dense tensor of shape {tuple(shape)}",
             hint="what `unpack` returns must have the shape of what `pack` was given",
         )
-    lies_so = given.stride() == strides and given.dtype is dtype and given.is_cpu
+    lies_so = given.stride() == strides and given.dtype is dtype and given.device == device
     if lies_so and not given.is_conj() and not given.is_neg():
         return given
     with torch.no_grad():
@@ -124,7 +125,7 @@ def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
         for dim, stride in enumerate(strides):
             if stride == 0 and shape[dim]:  # one element, seen many times
                 once = once.narrow(dim, 0, 1)
-        return torch.empty_strided(once.shape, strides, dtype=dtype).copy_(once).expand(shape)
+        return torch.empty_strided(once.shape, strides, dtype=dtype, device=device).copy_(once).expand(shape)
 
 
 def _run(backward: Backward, arguments: list[Any], overwrite: bool) -> Sequence[Any]:
@@ -164,6 +165,9 @@ def _function_of(step: Differentiable) -> Any:
             arguments = [*map(_as_kept, ctx.saved_tensors, ctx.forms), *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
             kept = torch._C._autograd._get_current_graph_task_keep_graph()
+            if any(map(is_batched, given)):
+                run = lambda each: step.gradients(ctx.inputs, ctx.sizes, [*arguments], each, False)  # noqa: E731
+                return tuple(in_turn(run, given))
             return step.gradients(ctx.inputs, ctx.sizes, arguments, given, not kept and not ctx.hooked)
 
     return Compiled

@@ -21,9 +21,9 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from litz.capture.forward_mode import carries_tangents
 from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, is_lazy
@@ -63,7 +63,7 @@ def trace_joint(
     training: bool,
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
-    if forward_ad._current_level >= 0:
+    if carries_tangents(inputs):
         raise CaptureError("it is called inside forward-mode differentiation, which would lose its tangents in here")
     forms = tuple(form_of(value) for value in inputs)
     arguments, places = _distinct(_leaves_apart(inputs, forms))

@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
         if self._region:
             node.meta["checkpoint"] = self._region
         if self.differentiating:
-            node.meta["in_backward"] = True
+            self._mark_backward(node)
         self._bind(result, node)
         return result
 
@@ -168,8 +168,16 @@ class Recorder(TorchDispatchMode):
         if self.source is not None:
             node.meta["stack_trace"] = self.source
         if self.differentiating:
-            node.meta["in_backward"] = True
+            self._mark_backward(node)
         return node
+
+    @staticmethod
+    def _mark_backward(node: fx.Node) -> None:
+        """As part of the backward, and of which call of a function of the user's own, if it is one's."""
+        node.meta["in_backward"] = True
+        step = torch._C._current_autograd_node()
+        if isinstance(step, torch.autograd.function.BackwardCFunction):
+            node.meta["own_backward"] = step._sequence_nr()
 
     @staticmethod
     def _meant(func: Any, operands: Any, options: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from litz.capture.forward_mode import carries_tangents
 from litz.capture.outputs import rebuilt
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.subclasses import form_of, put_together, taken_apart
@@ -98,19 +99,25 @@ class SyntheticBases:
 
 
 class SeparateInputs:
-    """Removes: inputs that overlap one that is written to, where those of the trace did not.
+    """Removes: inputs that overlap one that is written to, where those of the trace did not; and inputs that may not be
+    written to, for having been made in inference mode.
 
     Restores: the user's own function runs on such arguments.
     """
 
     def __init__(self, signature: Signature):
         self.mutated, self.training = frozenset(signature.mutated), bool(signature.differentiable)
+        self._made_in_inference: bool | None = None  # as in the first call, since Dynamo guards it
         # Where shapes are fixed, arguments that lie where earlier ones lay are as separate as those were.
         self.remembers = not self.training and not signature.sizes
         self._tensors: tuple[int, ...] | None = None  # which arguments are some
         self._seen: list[int] = []  # addresses of such arguments
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
+        if self._made_in_inference is None:
+            self._made_in_inference = any(args[i].is_inference() for i in self.mutated)
+        if self._made_in_inference and not torch.is_inference_mode_enabled():
+            raise Eager
         if self.remembers:
             if self._tensors is None:
                 self._tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
@@ -304,6 +311,8 @@ class Wrapped:
     eager: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
+        if carries_tangents(args):
+            return self._as_written(*args)
         seen: list[Sequence[Any]] = []
         inner: Sequence[Any] = args
         try:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from litz.capture.forward_mode import carries_tangents
 from litz.codegen.render import Native, Rendering
 from litz.codegen.shim import IN_TIME
 from litz.errors import CallError, RunFailed
@@ -204,6 +205,8 @@ class Executable:
 
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
+        if carries_tangents(args) and self.eager is not None:
+            return self.eager(*args)  # compiled code would lose the tangents
         try:
             return self._call(args, None)
         except RunFailed as failure:

@@ -4,12 +4,13 @@ In: a backward graph and the tangents that do not exist. Out: a graph of its own
 a gradient of which nothing is left is None.
 
 A backward is linear in its tangents: a node all of whose arguments from tangents are zero is zero, whatever it
-computes. So zeros are followed, not calculated, and none of them meets an infinity on its way.
+computes. So zeros are followed, not calculated, and none of them meets an infinity on its way. The backward of a
+function of the user's own need not be linear: it runs on zeros if any of its tangents exists, and else not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
@@ -36,6 +37,7 @@ def without_tangents(backward: fx.GraphModule, first: int, absent: Collection[in
 
 
 def _drop(graph: fx.Graph, late: set[fx.Node], zero: set[fx.Node]) -> None:
+    runs: dict[int, bool] = {}  # calls of functions of the user's own: whether their backward does
     for node in list(graph.nodes):
         mine = [a for a in node.all_input_nodes if a in late]
         if not mine:
@@ -45,11 +47,21 @@ def _drop(graph: fx.Graph, late: set[fx.Node], zero: set[fx.Node]) -> None:
             break
         late.add(node)
         known = [a for a in mine if a in zero]
-        if len(known) == len(mine):
+        own = node.meta.get("own_backward")
+        if own is not None and own not in runs:
+            runs[own] = any(tangent not in zero for tangent in _given_to(own, graph, late))
+        if len(known) == len(mine) and not runs.get(own):
             zero.add(node)
         elif known:
             _without_zeros(graph, node, known)
     graph.eliminate_dead_code()
+
+
+def _given_to(own: int, graph: fx.Graph, late: set[fx.Node]) -> Iterator[fx.Node]:
+    """The tangents that come in to the backward of one call."""
+    for node in graph.nodes:
+        if node.meta.get("own_backward") == own:
+            yield from (a for a in node.all_input_nodes if a in late and a.meta.get("own_backward") != own)
 
 
 def _without_zeros(graph: fx.Graph, node: fx.Node, known: list[fx.Node]) -> None:
