@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import litz
 from tests.test_dynamic import compiled_with_count
 
 N = (2, 3, 4, 7)
@@ -187,3 +188,17 @@ def test_sizes_that_turn_out_to_be_nothing(name: str, dynamic: bool | None) -> N
         warnings.simplefilter("error")
         for args in calls:
             torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_number_that_is_asked_for_after_it_was_used() -> None:
+    """Whole division asks whether it is zero: what was made of it before still finds it among the inputs."""
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor, t: float) -> tuple[torch.Tensor, ...]:
+        return x * t, x // t, x % t, x + t
+
+    compiled = torch.compile(function, backend="litz", dynamic=True)
+    x = torch.tensor([1.0, -2.0, 3.5])
+    for t in (0.5, 0.6, 0.0, math.inf, math.nan):
+        torch.testing.assert_close(compiled(x, t), function(x, t), equal_nan=True)
+        assert litz.last_report().left_to_eager is None

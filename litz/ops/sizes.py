@@ -63,8 +63,9 @@ def number_held(value: Any) -> str | None:
     held = value.item_memo if isinstance(value, FakeTensor) else None
     if not isinstance(held, torch.SymFloat) or value.dtype is not torch.float64:
         return None
-    found = symbolic_float(held)
-    return found.name if isinstance(found, Formula) and found.text == found.name else None
+    # Its symbol, though by now its value may have been asked for: what was lowered before that reads it here.
+    symbol = held.node._expr
+    return str(symbol) if symbol.is_Symbol else None
 
 
 def whole_held(value: Any) -> str | None:
