@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from litz.graph.alias import is_pure
+from litz.graph.in_range import READS_AT_INDICES, in_range
 from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
@@ -120,7 +121,8 @@ class Constants:
         if not _worth_entering(node):
             return None
         if node.target not in _DECIDING:
-            # Most nodes of a program end here: an operand is unknown. Indices may be, if the data are all alike.
+            # Most nodes of a program end here: an operand is unknown. Indices may be, if the data are all alike, and
+            # they are known to be within them.
             needed = node.all_input_nodes[:1] if node.target in _SELECTING else node.all_input_nodes
             if any(self._known.get(operand) is None for operand in needed):
                 return None
@@ -154,6 +156,8 @@ class Constants:
             source = self._known.get(args[0])  # type: ignore[arg-type]
             if source is None:
                 return None
+            if target in READS_AT_INDICES and not in_range(node, self.compact):
+                return None  # the read is to be made, since it may fail
             if source.numel() == 1:
                 return source.reshape([1] * fake.dim())
             if depends_on_memory(target) is not None:

@@ -32,8 +32,13 @@ ALL_TRUE = {
     "or anything": lambda x: torch.ones_like(x, dtype=torch.bool) | (x > 0),
     "not": lambda x: torch.logical_not(torch.zeros(8, dtype=torch.bool)),
     "like anything": lambda x: torch.ones_like(x) > 0,
-    "indexed by anything": lambda x: torch.ones(4, dtype=torch.bool)[(x > 0).long()],
-    "gathered by anything": lambda x: torch.ones(3, 4).gather(1, (x > 0).long()) == 1,
+    "indexed within it": lambda x: torch.ones(4, dtype=torch.bool)[(x > 0).long()],
+    "indexed from its end": lambda x: torch.ones(4, dtype=torch.bool)[(x > 0).long() - 4],
+    "indexed by what is left over": lambda x: torch.ones(4, dtype=torch.bool)[x.long() % 4],
+    "gathered within it": lambda x: torch.ones(3, 4).gather(1, (x > 0).long()) == 1,
+    "indexed by known ones": lambda x: torch.ones(2, 8, dtype=torch.bool)[
+        torch.arange(2)[:, None], torch.arange(8).view(1, 8)
+    ],
     "eq of cumsum": lambda x: (torch.arange(6).diff() != 1).cumsum(0).unsqueeze(0) == 0,
 }
 
@@ -50,6 +55,12 @@ NOT_KNOWN = {
     "and data": lambda x: torch.ones(3, 8, dtype=torch.bool) & (x > 0),
     "zero times data": lambda x: x * 0 == 0,  # not for NaN
     "random": lambda x: torch.rand(8) >= 0,
+    # The read may fail, so it is made.
+    "indexed by anything": lambda x: torch.ones(4, dtype=torch.bool)[x.long()],
+    "indexed beyond": lambda x: torch.ones(4, dtype=torch.bool)[(x > 0).long() + 3],
+    "gathered from the end": lambda x: torch.ones(3, 4).gather(1, (x > 0).long() - 1) == 1,
+    "rows of a table": lambda x: torch.nn.functional.embedding(x.long(), torch.ones(4, 2)) > 0,
+    "selected": lambda x: torch.ones(4, 2).index_select(0, x.long().view(-1)) > 0,
     "ones at data, written": lambda x: torch.ones(3, 8).masked_fill(x > 0, 0.0) == 1,
 }
 
@@ -144,7 +155,12 @@ KNOWN_FOR_ALL_SIZES = {
     "arange of one sign, expanded": (lambda x: (torch.arange(4) >= 0).expand(x.shape[0], 4), 1),
     "or anything": (lambda x: torch.ones_like(x, dtype=torch.bool) | (x > 0), 1),
     "viewed": (lambda x: torch.zeros(x.shape[0] * x.shape[1]).view(x.shape), 0.0),
-    "indexed by anything": (lambda x: torch.ones(4)[(x > 0).long()], 1.0),
+    "indexed within it": (lambda x: torch.ones(4)[(x > 0).long()], 1.0),
+    "indexed in order": (lambda x: torch.ones_like(x)[:, torch.arange(x.shape[1])], 1.0),
+    "indexed both ways": (
+        lambda x: torch.ones_like(x)[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1] - 1) + 1],
+        1.0,
+    ),
 }
 
 
@@ -164,6 +180,7 @@ NOT_KNOWN_FOR_ALL_SIZES = {
     "compared with a size": lambda x: torch.arange(8) < x.shape[0],
     "rolled by a size": lambda x: torch.roll(torch.arange(8), x.shape[0]),
     "cut at a size": lambda x: torch.arange(8)[: x.shape[0]],
+    "indexed beyond": lambda x: torch.ones_like(x)[:, torch.arange(x.shape[1]) + 1],
 }
 
 
@@ -175,3 +192,12 @@ def test_not_known_for_all_sizes(name: str) -> None:
 def test_what_varies_along_known_sizes_alone_is_known() -> None:
     found = proved_for_all_sizes(lambda x: torch.arange(4).expand(x.shape[0], 4) * 2)
     assert found is not None and found.tolist() == [[0, 2, 4, 6]]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_index_into_ones_is_checked(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda i, x: torch.ones(5)[i] * x, backend="litz", dynamic=dynamic)
+    assert compiled(torch.tensor([4, -5]), torch.ones(2)).tolist() == [1.0, 1.0]
+    with pytest.raises(IndexError):
+        compiled(torch.tensor([9, 1]), torch.ones(2))
