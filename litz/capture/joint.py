@@ -372,6 +372,8 @@ class _Trace:
         # The value's own strides: those of its wrapper are from before it was written to.
         if strides is None or sizes(_unwrap(out).stride()) == sizes(strides):
             return out
+        if self.recorder.lies_otherwise_than_fakes_say(_unwrap(out)):
+            return out  # Dynamo's strides are those of its fakes
         given = out
         for dim, (size, stride) in enumerate(zip(sizes(given.shape), sizes(strides), strict=True)):
             if stride == 0 and size != 1:  # one element, seen many times

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from litz.compat import ReplayTable
 from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS, base, is_view
+from litz.graph.eager_strides import as_eager_lays_out
 from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 
@@ -47,6 +48,7 @@ class Recorder(TorchDispatchMode):
         self._begun: list[tuple[int, str]] = []  # nodes of the user's, and autograd's count of steps before each
         self._region = self._regions = 0
         self._nodes: dict[int, fx.Node] = {}
+        self._laid_out_anew: set[fx.Node] = set()  # whose fakes had other strides than eager gives
         self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
 
     @property
@@ -91,6 +93,20 @@ class Recorder(TorchDispatchMode):
         """The value whose views the tensor is one of, itself if it is none."""
         return base(self._nodes[id(tensor)]).meta["val"]
 
+    def lies_otherwise_than_fakes_say(self, tensor: torch.Tensor) -> bool:
+        """Whether it comes of an operator whose fake has other strides than eager's result."""
+        if not self._laid_out_anew:
+            return False
+        seen, waiting = set(), [self._nodes[id(tensor)]]
+        while waiting:
+            node = waiting.pop()
+            if node in self._laid_out_anew:
+                return True
+            if node not in seen:
+                seen.add(node)
+                waiting += node.all_input_nodes
+        return False
+
     # -- operators ---------------------------------------------------------------------------------
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         try:
@@ -124,7 +140,8 @@ class Recorder(TorchDispatchMode):
             self._only_known_written(func, args)
         operands = self._argument(args)
         options = {k: self._argument(v) for k, v in kwargs.items()}
-        result = func(*args, **kwargs)
+        fake = func(*args, **kwargs)
+        result = as_eager_lays_out(func, args, fake)
         unseen = func.namespace == "prim" or not _has_tensor(result)
         if unseen and not func._schema.is_mutable and func not in CHECKS:
             return result
@@ -138,6 +155,8 @@ class Recorder(TorchDispatchMode):
             node.meta["checkpoint"] = self._region
         if self.differentiating:
             self._mark_backward(node)
+        if result is not fake:
+            self._laid_out_anew.add(node)
         self._bind(result, node)
         return result
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from litz.graph.alias import is_pure, is_view, may_stand_for
+from litz.graph.eager_strides import as_eager_lays_out
 from litz.graph.mutation import draws, is_dead
 from litz.graph.sizes import is_dense, likely, size_of, sizes, sizes_as_arguments
 from litz.ops.layout import why_it_sees_layouts
@@ -57,7 +58,8 @@ class Editor:
     def value(self, target: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self.mode, torch.no_grad():
-            return target(*args, **kwargs)
+            found = target(*args, **kwargs)
+            return as_eager_lays_out(target, args, found) if isinstance(target, torch._ops.OpOverload) else found
 
     def constant(self, tensor: torch.Tensor, before: fx.Node, like: fx.Node) -> fx.Node:
         """The tensor as an attribute of the module."""

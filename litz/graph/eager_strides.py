@@ -1,0 +1,118 @@
+"""The strides that eager's kernels give their results, where fakes say others.
+
+In: an operator, its arguments and its fake result. Out: the result as eager lays it out. What is seen of a compiled
+function (`stride()`, `view`, what the next graph is guarded on) is then what eager shows.
+
+Most fakes are right. `tests/layout/test_strides.py` walks torch's operator database, laid out in several ways, and
+names those that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+Rule = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]  # the arguments and the fake result -> strides
+
+
+def _iterated(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As the loop over elements orders the operands' dimensions: the first operand that tells two apart decides."""
+    operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+    shaped = [t for t in operands if t.dim()] or operands
+    return compute_elementwise_output_strides(*(t.expand(result.shape) for t in shaped))
+
+
+def _contiguous(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    return torch.empty(result.shape, device="meta").stride()
+
+
+def _like(position: int) -> Rule:
+    """Those of a new tensor like the argument."""
+    return lambda args, result: torch.empty_like(args[position], device="meta").stride()
+
+
+def _suggested(position: int) -> Rule:
+    """Channels last if the argument is, and else contiguous."""
+
+    def rule(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        layout = suggest_memory_format(args[position])
+        return torch.empty(result.shape, device="meta").to(memory_format=layout).stride()
+
+    return rule
+
+
+def _soft_margin_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """What is made of the target alone comes first."""
+    return _iterated((torch.empty_like(args[2], device="meta"), torch.empty_like(args[0], device="meta")), result)
+
+
+def _table(rule: Rule, *operators: str) -> dict[Any, Rule]:
+    packets = [getattr(aten, name) for name in operators if hasattr(aten, name)]
+    return {getattr(packet, overload): rule for packet in packets for overload in packet.overloads()}
+
+
+_RULES: dict[Any, Rule] = {
+    **_table(
+        _contiguous, "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "log_sigmoid_forward",
+        "_log_softmax_backward_data", "native_layer_norm_backward",
+    ),
+    aten.pow.Scalar: _contiguous,
+    aten.normal.Tensor_Tensor: _contiguous,
+    **_table(_like(0), "binary_cross_entropy", "huber_loss", "log_sigmoid_backward"),
+    **_table(_like(1), "binary_cross_entropy_backward"),
+    **_table(
+        _suggested(0), "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training", "roll", "channel_shuffle", "max_unpool2d",
+    ),
+    **_table(
+        _suggested(1), "native_batch_norm_backward", "native_group_norm_backward", "replication_pad2d_backward",
+    ),
+    **_table(_iterated, "native_dropout_backward", "floor_divide"),
+    **_table(_soft_margin_backward, "soft_margin_loss_backward"),
+}  # fmt: skip
+
+# Called pointwise, and yet no loop over elements lays out what they give: their fakes are right.
+_NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.copy}
+
+
+def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """The fake result with the strides eager gives it: the result itself, where it has them."""
+    rule = _RULES.get(func)
+    if rule is None:
+        if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor) or _plain(args, result):
+            return result
+        if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
+            return result
+        rule = _iterated
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    if not isinstance(first, FakeTensor) or first.dim() < 2:
+        return result
+    strides = tuple(rule(args, first))
+    if all(size == 1 or a == b for size, a, b in zip(first.shape, first.stride(), strides, strict=True)):
+        return result
+    if first is result:
+        return _moved(first, strides)
+    return type(result)(
+        _moved(part, strides) if isinstance(part, FakeTensor) and part.shape == first.shape else part for part in result
+    )
+
+
+def _moved(fake: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:
+    with fake.fake_mode:
+        return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
+
+
+def _plain(args: Sequence[Any], result: torch.Tensor) -> bool:
+    """Whether every operand lies as the result does, as nearly always: there is nothing to ask then."""
+    strides = result.stride()
+    return all(
+        t.dim() == 0 or (t.dim() == len(strides) and t.stride() == strides)
+        for t in args
+        if isinstance(t, torch.Tensor)
+    )

@@ -1,0 +1,151 @@
+"""Results lie as eager lays them out: every operator of torch's database and its gradient, on tensors that lie in
+several ways. The operators that they run are asked one by one, fake against real: nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+
+from litz.graph.eager_strides import as_eager_lays_out
+from tests.opinfo.known import NOT_ON_CPU
+from tests.opinfo.samples import Case, cases, has_gradients
+from tests.opinfo.test_slice import ENTRIES
+
+
+def reversed_dimensions(t: torch.Tensor) -> torch.Tensor:
+    back = tuple(reversed(range(t.dim())))
+    return t.permute(back).contiguous().permute(back)
+
+
+def channels_last(t: torch.Tensor) -> torch.Tensor:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.contiguous(memory_format=layouts[t.dim()]) if t.dim() in layouts else t
+
+
+def repeated(t: torch.Tensor) -> torch.Tensor:
+    return t[:1].expand(t.shape) if t.dim() > 1 and t.shape[0] else t
+
+
+LAYOUTS = (lambda t: t, reversed_dimensions, channels_last, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t)
+
+# What the fakes themselves get wrong, and where nothing is lost by it.
+TAKEN_APART = {"aten::ldexp.Tensor": "tracing takes it apart into operators that are right"}
+
+
+class Compare(TorchDispatchMode):
+    """Runs each operator on fakes as well, and notes those that then lie otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differ: dict[str, str] = {}
+        self.seen: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        fake = self._on_fakes(func, args, kwargs)
+        real = func(*args, **kwargs)
+        for mine, theirs in zip(tree_leaves(fake), tree_leaves(real), strict=False):
+            if isinstance(mine, torch.Tensor) and mine.shape == theirs.shape and theirs.numel():
+                ours, wanted = (_strides(t) for t in (mine, theirs))
+                if ours != wanted:
+                    given = [(tuple(t.shape), t.stride()) for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+                    self.differ[func.name()] = f"{given} gives {wanted}, the fake {ours}"
+        return real
+
+    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        key = (func, *((t.shape, t.stride()) for t in given if t.layout is torch.strided))
+        views = any(a.alias_info is not None for a in func._schema.arguments)
+        if key in self.seen or views or any(t.layout is not torch.strided for t in given):
+            return ()
+        self.seen.add(key)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+        def fake(value: Any) -> Any:
+            return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                args, kwargs = tree_map(fake, (args, kwargs))
+                with mode:
+                    return as_eager_lays_out(func, args, func(*args, **kwargs))
+            except Exception:  # has no fake, or one that refuses what eager does not: then nothing is compiled
+                return ()
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
+
+
+def run(case: Case, turn: Callable[[torch.Tensor], torch.Tensor], gradients: bool) -> None:
+    def turned(leaf: Any) -> Any:
+        return turn(leaf.detach()) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided else leaf
+
+    leaves = [turned(leaf) for leaf in case.leaves]
+    learns = leaves[case.positions[0]] if case.positions else None
+    if gradients and isinstance(learns, torch.Tensor) and learns.is_floating_point():
+        learns.requires_grad_()
+    args, kwargs = tree_unflatten(leaves, case.spec)
+    found = [t for t in tree_leaves(case.call(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if found:
+        torch.autograd.grad([(t * torch.ones_like(t)).sum() for t in found], [learns], allow_unused=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(ENTRIES.keys() - NOT_ON_CPU))
+def test_fakes_lie_as_eager_lays_out(name: str) -> None:
+    gradients = has_gradients(ENTRIES[name], "float32")
+    compare = Compare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in itertools.islice(cases(ENTRIES[name], "float32", 4), 4):
+            for turn in LAYOUTS:
+                try:
+                    with compare:
+                        run(case, turn, gradients)
+                except RuntimeError:  # takes no tensors that lie so, or has no gradient there
+                    continue
+    wrong = {operator: how for operator, how in compare.differ.items() if operator not in TAKEN_APART}
+    assert not wrong, wrong
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, None, None, training=True)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "batch norm of a transposed tensor": (norm, reversed_dimensions),
+    "batch norm of images": (norm, channels_last),
+    "sum of squares, channels last": (lambda x: (x * 2).square().sum(), channels_last),
+    "weighted sum, channels last": (lambda x: (x * torch.ones_like(x)).sum(), channels_last),
+    "squared error": (lambda x: F.mse_loss(x, x.detach() + 1, reduction="none"), reversed_dimensions),
+    "cross entropy": (lambda x: F.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid()), reversed_dimensions),
+    "powers of two": (lambda x: 2**x, reversed_dimensions),
+    "repeated times channels last": (lambda x: repeated(x.detach()) * x, channels_last),
+    "log of sigmoid": (F.logsigmoid, reversed_dimensions),
+    "rolled": (lambda x: x.roll(1, 1), channels_last),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_and_gradients_lie_as_eagers(name: str) -> None:
+    function, turn = PROGRAMS[name]
+
+    def strides(f: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        x = turn(torch.randn(2, 3, 4, 5)).requires_grad_()
+        y = f(x)
+        (slope,) = torch.autograd.grad((y * y.detach()).sum(), x)
+        return [y.stride(), slope.stride()]
+
+    assert strides(torch.compile(function, backend="litz")) == strides(function)
