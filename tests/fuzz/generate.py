@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -124,7 +125,8 @@ def _symbolic(number: Callable[[int, int], int], most: int) -> FuzzProgram:
     program = _finished(b, most // 2)
     if training and not runs(program):
         raise Refused("autograd does not take it")
-    return program
+    around = replace(program, around=b.one(("hooks", "written", "batched"))) if training and b.maybe() else program
+    return around if around is program or runs(around) else program
 
 
 def _case(b: Build, last: bool) -> tuple[object, ...]:

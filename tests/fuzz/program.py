@@ -5,7 +5,8 @@ In: `Line`s, each one statement with what is known of it. Out: source with two f
 marks a statement whose floating-point result depends on how it was computed.
 
 `CASES` in the source says that the program goes through Dynamo under symbolic sizes, and what it is called with, one
-call after another; `TRAINING` that its gradients are results as well. Of a program with a `transform` the statements
+call after another; `TRAINING` that its gradients are results as well, and `AROUND` what happens between forward and
+backward (`run_program.py`). Of a program with a `transform` the statements
 are a function `base`, and the program is what the transform makes of it.
 """
 
@@ -51,6 +52,7 @@ class FuzzProgram:
     cases: tuple[tuple[Any, ...], ...] = ()  # values of the parameters, one tuple a call
     numbers: tuple[str, ...] = ()  # the parameters that the program takes
     training: bool = False
+    around: str | None = None
     transform: str | None = None  # an expression over `base` and the program's parameters
 
     def __str__(self) -> str:
@@ -58,6 +60,7 @@ class FuzzProgram:
         marks = [
             *([f"CASES = [{', '.join(map(_tuple, self.cases))}]"] if self.cases else []),
             *(["TRAINING = True"] * self.training),
+            *([] if self.around is None else [f"AROUND = {self.around!r}"]),
         ]
         body = _function("program" if self.transform is None else "base", names, self.lines, self._results())
         if self.transform is not None:

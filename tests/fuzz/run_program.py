@@ -1,13 +1,17 @@
 """A program run once: what it returns, its gradients, what it leaves in its inputs, what it raises.
 
 In: the namespace of a program's source, and one of its cases. Out: an `Outcome`.
+
+In training, something may happen around the forward: "hooks" pack what is saved and give it back laid out otherwise;
+"written", arguments and results are written to before the backward, out of autograd's sight, so that the gradients
+tell what was read then; "batched", several tangents come at once.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +69,11 @@ def run(space: Space, case: tuple[Any, ...], program: Callable[..., list[Any]] |
     taken = [_leaf(x) for x in given] if space.get("TRAINING") else given
     torch.manual_seed(SEED)
     try:
-        returned = list(program(*taken))
-        gradients = _gradients(returned, taken) if space.get("TRAINING") else []
+        with _hooks() if space.get("AROUND") == "hooks" else nullcontext():
+            returned = list(program(*taken))
+        if space.get("AROUND") == "written":
+            _write([*taken, *returned])
+        gradients = _gradients(returned, taken, space.get("AROUND") == "batched") if space.get("TRAINING") else []
     except Exception as error:
         return Outcome([], [], given, type(error), str(error))
     return Outcome([r.detach() if isinstance(r, torch.Tensor) else r for r in returned], gradients, given)
@@ -78,12 +85,29 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_(value.is_floating_point())
 
 
-def _gradients(returned: Sequence[Any], taken: Sequence[Any]) -> list[Any]:
+def _hooks() -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (t.detach().reshape(-1).clone(), t.shape), lambda packed: packed[0].view(packed[1])
+    )
+
+
+def _write(values: Sequence[Any]) -> None:
+    for value in values:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if all(stride or size < 2 for size, stride in zip(value.shape, value.stride(), strict=True)):
+            value.data.mul_(-0.5)
+
+
+def _gradients(returned: Sequence[Any], taken: Sequence[Any], batched: bool) -> list[Any]:
     used = [r for r in returned if isinstance(r, torch.Tensor) and r.requires_grad]
     wanted = [t for t in taken if isinstance(t, torch.Tensor) and t.requires_grad]
     if not used or not wanted:
         return [None] * len(wanted)
-    found = torch.autograd.grad(used, wanted, [tangent(r) for r in used], allow_unused=True)
+    tangents = [tangent(r) for r in used]
+    if batched:
+        tangents = [torch.stack([t, t * -2]) for t in tangents]
+    found = torch.autograd.grad(used, wanted, tangents, allow_unused=True, is_grads_batched=batched)
     return [None if g is None else g.contiguous() for g in found]  # how a gradient lies in memory is nobody's promise
 
 

@@ -100,6 +100,14 @@ SIZED = FuzzProgram(
     ("v0", "v1"), ("n", "k"), ((2, 2), (5, 3), (7, 5)), ("k",),
 )  # fmt: skip
 DIFFERENTIATED = replace(SIZED, training=True)
+BENT = replace(
+    DIFFERENTIATED,
+    lines=(
+        Line("v0 = (a * k).sigmoid()", ("v0",), ("a",), rounds=True),
+        Line("v1 = v0.sin()", ("v1",), ("v0",), rounds=True),
+    ),
+)
+AROUND = [replace(BENT, around=around) for around in ("hooks", "written", "batched")]
 TRANSFORMED = FuzzProgram(
     PROGRAM.inputs, PROGRAM.lines[:1], ("v0",), transform="torch.func.jacrev(lambda a: base(a, b))(a)"
 )
@@ -110,7 +118,7 @@ RAISING = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("program", [SIZED, DIFFERENTIATED, TRANSFORMED, RAISING])
+@pytest.mark.parametrize("program", [SIZED, DIFFERENTIATED, *AROUND, TRANSFORMED, RAISING])
 def test_what_goes_through_dynamo_is_right_in_eager(program: FuzzProgram) -> None:
     with _backend(lambda module, inputs: module.forward):
         verdict = check(str(program))
@@ -136,6 +144,28 @@ def _only_at_first(module: Any, inputs: Any) -> Callable[..., object]:
 
 def _without_gradient(module: Any, inputs: Any) -> Callable[..., object]:
     return lambda *given: tuple(r.detach() for r in module.forward(*given))
+
+
+def _made_again(module: Any, inputs: Any) -> Callable[..., object]:
+    """All that the backward needs comes from the arguments as they are by then."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            ctx.save_for_backward(*(x for x in given if isinstance(x, torch.Tensor)))
+            ctx.given = given
+            return tuple(r.detach() for r in module.forward(*given))
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+            kept = iter(ctx.saved_tensors)
+            with torch.enable_grad():
+                again = [next(kept).detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in ctx.given]
+                leaves = [x for x in again if isinstance(x, torch.Tensor)]
+                found = iter(torch.autograd.grad(module.forward(*again), leaves, tangents))
+            return tuple(next(found) if isinstance(x, torch.Tensor) else None for x in again)
+
+    return Again.apply
 
 
 def _twice(module: Any, inputs: Any) -> Callable[..., object]:
@@ -165,6 +195,7 @@ def _another_error(module: Any, inputs: Any) -> Callable[..., object]:
     [
         (SIZED, _only_at_first),
         (DIFFERENTIATED, _without_gradient),
+        (AROUND[1], _made_again),
         (TRANSFORMED, lambda module, inputs: lambda *given: tuple(r * 1.001 for r in module.forward(*given))),
         (RAISING, _twice),
         (RAISING, _another_error),
