@@ -92,6 +92,11 @@ class _Chosen:
         self.dtype, self.device = like.meta["val"].dtype, like.meta["val"].device
 
     def masking(self) -> Masking:
+        if self.is_filled_once() and not self.learns and self.dtype != torch.float16:
+            # So far down that any score is lost in it: a row of nothing else is alike by itself.
+            low = self.number(torch.finfo(self.dtype).min / 2)
+            bias = self.call(aten.where.self, self.kept(self.terms[0]), self.number(0.0), low)
+            return Masking(bias=self.rows_in_memory(bias), sure=leaves_a_key(self.match, self.terms[0]))
         bias = self.total()
         if len(self.terms) == 1 and leaves_a_key(self.match, self.terms[0]):
             return Masking(bias=self.rows_in_memory(bias))
@@ -108,6 +113,9 @@ class _Chosen:
             if self.learns:
                 weight = self.weight(bias, top)
         return Masking(False, self.rows_in_memory(bias), alike, lost, weight, sure=False)
+
+    def is_filled_once(self) -> bool:
+        return len(self.terms) == 1 and self.terms[0].fill not in (None, float("-inf"))
 
     def total(self) -> fx.Node:
         """All masks in one, applied in the order in which they are to the scores."""
