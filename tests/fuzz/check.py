@@ -71,6 +71,10 @@ def _check(source: str, space: Space) -> Verdict:
     message, conditioned = judged(source, space, (), calls[0], eager)
     if message is None and not all(map(judge.identical, calls[0].everything, calls[1].everything)):
         message = "the second call gives something else than the first"
+    kept = [x.clone() if isinstance(x, torch.Tensor) else x for x in calls[0].everything]
+    overwrite(calls[1])
+    if message is None and not all(map(judge.identical, kept, run(space, (), executable).everything)):
+        message = "a write to a result is seen in the next call"
     return Verdict("right" if message is None else "wrong", message or "", conditioned)
 
 
@@ -87,6 +91,13 @@ def judged(source: str, space: Space, case: tuple[Any, ...], found: Outcome, eag
     )
     message = message or judge.apart([*found.returned, *found.inputs], [*eager.returned, *eager.inputs])
     return message or judge.untouched(before, eager.inputs, found.inputs), conditioned
+
+
+def overwrite(outcome: Outcome) -> None:
+    """As the user may do with his results. What is stored with the code must not be among them."""
+    for result in outcome.returned:
+        if isinstance(result, torch.Tensor):
+            result.untyped_storage().fill_(1)
 
 
 def _error(outcome: Outcome) -> str:
@@ -122,10 +133,12 @@ def _through(source: str, space: Space, backend: Callable[..., Any] | str) -> tu
     cases = cases_of(space)
     conditioned = False
     for case in [*cases, cases[0]]:
-        message, rests = judged(source, space, case, run(space, case, compiled), run(space, case))
+        found = run(space, case, compiled)
+        message, rests = judged(source, space, case, found, run(space, case))
         if message is not None:
             return f"{f'case {case}: ' if case else ''}{message}", False
         conditioned |= rests
+        overwrite(found)
     return None, conditioned
 
 

@@ -234,3 +234,20 @@ def test_functionalisation_forgets_gaps() -> None:
     eager = function(torch.ones(8, 10)[:, ::2])
     found = torch.func.functionalize(function)(a)
     assert float(eager.sum()) == 80 and float(found.sum()) != 80
+
+
+STORED = """
+def inputs(n=5):
+    return [torch.ones(n)]
+
+def program(x):
+    table = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    return [table[: x.shape[0]], (torch.arange(8.0) * 3 + 1)[2:], x + 1]
+"""
+
+
+@pytest.mark.parametrize("cases", ["", "CASES = [(5,), (3,)]"], ids=["plain", "symbolic"])
+def test_what_is_stored_with_the_code_is_not_returned(cases: str) -> None:
+    """The judge writes to what a call returned before it calls again."""
+    verdict = check(f"import torch\n{cases}\n{STORED}")
+    assert verdict.status == "right", verdict.message
