@@ -13,7 +13,6 @@ import argparse
 import collections
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-TIMEOUT = 90  # seconds without a word from the worker
+from tests.messages import messages
+
+TIMEOUT = 90  # seconds of work without a word from the worker
 ANEW = 75  # what a worker exits with that wants to be followed by a fresh one
 
 
@@ -67,7 +68,7 @@ def results(seed: int, first: int, count: int, kind: str) -> Iterator[tuple[int,
     while place < count:
         begun: int | None = None
         worker = _start(kind, "--worker", "--seed", str(seed), "--from", str(place), "--programs", str(count))
-        for message in _messages(worker):
+        for message in messages(worker, TIMEOUT):
             if "begin" in message:
                 begun = message["begin"]
                 continue
@@ -91,19 +92,6 @@ def _start(kind: str, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.run", *kinds, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-
-
-def _messages(worker: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines of the worker until it ends or is silent for too long."""
-    assert worker.stdout is not None
-    buffer = b""
-    while select.select([worker.stdout], [], [], TIMEOUT)[0]:
-        chunk = os.read(worker.stdout.fileno(), 1 << 16)
-        if not chunk:
-            worker.wait()
-            return
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        yield from map(json.loads, lines)
 
 
 def main() -> int:

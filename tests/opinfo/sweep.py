@@ -19,7 +19,6 @@ import collections
 import json
 import os
 import re
-import select
 import signal
 import statistics
 import subprocess
@@ -30,10 +29,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.messages import messages
 from tests.opinfo.left_to_eager import may_be_left
 from tests.opinfo.samples import DTYPES, database, dtypes_of, has_gradients, name_of
 
-TIMEOUT = 60  # seconds without a word from the worker
+TIMEOUT = 60  # seconds of work without a word from the worker
 GRADIENTS = "grad-"
 KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16")
 # Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients.
@@ -111,7 +111,7 @@ class Sweep:
             label: str | None = None
             worker = self._start(after)
             after = None
-            for message in _messages(worker):
+            for message in messages(worker, TIMEOUT):
                 if "job" in message:
                     if job is not None:
                         self.todo.pop(0)
@@ -154,21 +154,6 @@ class Sweep:
 
     def _record(self, job: Any, label: str | None, message: dict[str, Any]) -> None:
         self.rows.append({"operator": job[0], "dtype": job[1], "sample": label, **message})
-
-
-def _messages(worker: Any) -> Iterator[dict[str, Any]]:
-    """Lines of the worker until it ends or is silent for too long."""
-    buffer = b""
-    while True:
-        ready, _, _ = select.select([worker.stdout], [], [], TIMEOUT)
-        if not ready:
-            return
-        chunk = os.read(worker.stdout.fileno(), 1 << 16)
-        if not chunk:
-            return
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
 
 
 # -- what came of it --------------------------------------------------------------------------
