@@ -3,8 +3,8 @@
 In: the namespace of a program's source, and one of its cases. Out: an `Outcome`.
 
 In training, something may happen around the forward: "hooks" pack what is saved and give it back laid out otherwise;
-"written", arguments and results are written to before the backward, out of autograd's sight, so that the gradients
-tell what was read then; "batched", several tangents come at once.
+"written", arguments are written to before the backward, out of autograd's sight, so that the gradients tell what was
+read then (of results, one that eager lays out otherwise is a copy); "batched", several tangents come at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(space: Space, case: tuple[Any, ...], program: Callable[..., list[Any]] |
         with _hooks() if space.get("AROUND") == "hooks" else nullcontext():
             returned = list(program(*taken))
         if space.get("AROUND") == "written":
-            _write([*taken, *returned])
+            _write(taken)
         gradients = _gradients(returned, taken, space.get("AROUND") == "batched") if space.get("TRAINING") else []
     except Exception as error:
         return Outcome([], [], given, type(error), str(error))
