@@ -39,8 +39,10 @@ _COMBINE: dict[str, Callable[[Val, Val], Val]] = {
 
 # -- places known when compiling --------------------------------------------------------------
 @lowers(aten.select_scatter.default)
-def select_scatter(b: Builder, node: fx.Node, x: View, source: View, dim: int, index: int) -> View:
+def select_scatter(b: Builder, node: fx.Node, x: View, source: View, dim: int, index: int) -> Any:
     dim %= len(x.sizes)
+    if not _is_part(source, [size for d, size in enumerate(x.sizes) if d != dim]):
+        return NotImplemented
     at = b.size_expr(index) + (x.sizes[dim] if index < 0 else ZERO)
 
     def formula(body: Body, point: Point) -> Val:
@@ -57,6 +59,14 @@ def slice_scatter(
     step: int = 1,
 ) -> Any:  # fmt: skip
     dim %= len(x.sizes)
+    whole = node.meta["val"].shape[dim]
+    wanted = [*x.sizes]
+    if all(number is None or isinstance(number, int) for number in (whole, start, end)):
+        wanted[dim] = expr(len(range(whole)[start:end:step]))
+    elif source.sizes:
+        wanted[dim] = source.sizes[dim % len(source.sizes)]
+    if not _is_part(source, wanted):
+        return NotImplemented
     size, count = x.sizes[dim], source.sizes[dim]
     first = b.size_expr(_start_of_slice(node.meta["val"].shape[dim], start))
     stop = first + (count - 1) * step + 1
@@ -77,6 +87,13 @@ def slice_scatter(
     return b.pointwise(node.meta["val"], formula)
 
 
+def _is_part(source: View, sizes: Sequence[Expr]) -> bool:
+    """Whether the source has those sizes, as far as is known: eager refuses others, which fakes do not see."""
+    return len(source.sizes) == len(sizes) and all(
+        a is b or not (a.is_int or b.is_int) for a, b in zip(source.sizes, sizes, strict=True)
+    )
+
+
 def _start_of_slice(size: Any, start: Any) -> Any:
     """Where a slice begins: a negative number counts from the end, and none is out of range."""
     if start is None:
@@ -93,11 +110,21 @@ def stepped(i: Expr, first: ExprLike, step: int) -> tuple[Expr, Expr]:
     return lifted // step - lift, lifted % step
 
 
+def diagonal_length(rows: Expr, columns: Expr, offset: int, given: View) -> Expr:
+    """Of the diagonal of a matrix; if its sizes are not known, that of what is given for it."""
+    if rows.is_int and columns.is_int:
+        return expr(max(min(rows.int + min(offset, 0), columns.int - max(offset, 0)), 0))
+    return given.sizes[-1] if given.sizes else ONE
+
+
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(
     b: Builder, node: fx.Node, x: View, source: View, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> View:
+) -> Any:
     row, column = dim1 % len(x.sizes), dim2 % len(x.sizes)
+    others = [size for d, size in enumerate(x.sizes) if d not in (row, column)]
+    if not _is_part(source, [*others, diagonal_length(x.sizes[row], x.sizes[column], offset, source)]):
+        return NotImplemented
 
     def formula(body: Body, point: Point) -> Val:
         mask = body.index(point[column] - point[row]).eq(offset)

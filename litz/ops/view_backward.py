@@ -15,7 +15,7 @@ from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
 from litz.ops.registry import lowers
-from litz.ops.scatter import stepped
+from litz.ops.scatter import diagonal_length, stepped
 from litz.ops.window import conjunction
 
 aten = torch.ops.aten
@@ -111,10 +111,9 @@ def diagonal_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> Any:
     row, column = dim1 % len(sizes), dim2 % len(sizes)
-    length = grad.sizes[-1] if grad.sizes else ONE
-    if all(isinstance(number, int) for number in (sizes[row], sizes[column], offset)):
-        length = expr(max(min(sizes[row] + min(offset, 0), sizes[column] - max(offset, 0)), 0))
-    seen = _spread(grad, [*(b.size_expr(n) for d, n in enumerate(sizes) if d not in (row, column)), length])
+    whole = [b.size_expr(n) for n in sizes]
+    length = diagonal_length(whole[row], whole[column], offset, grad)
+    seen = _spread(grad, [*(size for d, size in enumerate(whole) if d not in (row, column)), length])
     if seen is None:
         return NotImplemented
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -25,13 +26,24 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]]
     "windows, as of an inverse transform": (
         lambda x: torch.istft(torch.complex(x, x), 16, 4, window=torch.hann_window(16)), (2, 9, 17),
     ),
+    "scatter of a slice": (lambda x: aten.slice_scatter(x, x[:2], 0, 1, 3), (3, 4)),
+    "scatter of a slice, too narrow": (lambda x: aten.slice_scatter(x, x[:2, :1], 0, 1, 3), (3, 4)),
+    "scatter of a row, too short": (lambda x: aten.select_scatter(x, x[0, :3], 0, 1), (3, 4)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", CASES)
+# How long a slice or a diagonal of symbolic sizes is, is not known.
+KNOWN_SIZES = {
+    "scatter of a slice, too short": (lambda x: aten.slice_scatter(x, x[:1], 0, 1, 3), (3, 4)),
+    "scatter of a diagonal, too short": (lambda x: aten.diagonal_scatter(x, x[0, :1]), (3, 4)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [*itertools.product(CASES, (False, True)), *((name, False) for name in KNOWN_SIZES)]
+)
 def test_sizes_that_only_eager_compares(name: str, dynamic: bool) -> None:
-    function, shape = CASES[name]
+    function, shape = (CASES | KNOWN_SIZES)[name]
     given = torch.randn(shape)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="litz", dynamic=dynamic)
