@@ -12,7 +12,7 @@ def places(b: Build, x: str, dim: int, flat: bool) -> tuple[str, tuple[str, ...]
     """An index into a dimension, as code, and the values it uses: numbers in the text, or computed."""
     size = b[x].shape[dim]
     if not size:
-        raise Refused("no places")
+        return "torch.tensor([], dtype=torch.int64)", ()  # of no places, none
     if b.maybe():
         count = b.number(0, 5)
         size = 2 if b.symbolic else size

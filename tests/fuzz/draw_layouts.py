@@ -38,7 +38,7 @@ def convolve(b: Build) -> None:
 def follow(b: Build) -> None:
     """What a network does to an image."""
     x = b.pick(_image)
-    kind = b.number(0, 6)
+    kind = b.number(0, 7)
     name = "torch.nn.functional."
     if kind == 0:
         b.define(f"{name}max_pool2d({x}, {b.one((2, 3))}, stride={b.one((1, 2))})", x)
@@ -56,6 +56,10 @@ def follow(b: Build) -> None:
         if not b.is_fixed(x, 1) or b[x].shape[1] % 4:
             raise Refused("channels in fours")
         b.define(b.one((f"{name}pixel_shuffle({x}, 2)", f"{name}group_norm({x}, 2)")), x, rounds=True)
+    elif kind == 6:
+        x = b.sure(_image)
+        pool = b.one(("max_pool2d({}, 2, stride=1", "max_pool2d({}, 3, 2, padding=1", "adaptive_max_pool2d({}, 2"))
+        b.define(f"{name}{pool.format(x)}, return_indices=True)[1]", x, decides=(x,))
     else:
         b.define(f"{name}pad({x}, (1, 1, 1, 1), value={b.one(('0.0', '-0.0', '1.0'))})", x)
 
