@@ -60,7 +60,7 @@ def _table(rule: Rule, *operators: str) -> dict[Any, Rule]:
 _RULES: dict[Any, Rule] = {
     **_table(
         _contiguous, "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "log_sigmoid_forward",
-        "_log_softmax_backward_data", "native_layer_norm_backward",
+        "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward",
     ),
     aten.pow.Scalar: _contiguous,
     aten.normal.Tensor_Tensor: _contiguous,
@@ -69,9 +69,11 @@ _RULES: dict[Any, Rule] = {
     **_table(
         _suggested(0), "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
         "_native_batch_norm_legit_no_training", "roll", "channel_shuffle", "max_unpool2d",
+        "replication_pad3d", "reflection_pad3d",
     ),
     **_table(
         _suggested(1), "native_batch_norm_backward", "native_group_norm_backward", "replication_pad2d_backward",
+        "replication_pad3d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
     ),
     **_table(_iterated, "native_dropout_backward", "floor_divide"),
     **_table(_soft_margin_backward, "soft_margin_loss_backward"),
