@@ -53,6 +53,7 @@ FUNCTIONS: dict[str, Function] = {
     "norm": lambda x, w: F.layer_norm(x.sigmoid(), (4,), w[0].exp(), w[1]),
     "cast": lambda x, w: (x.bfloat16() @ w.bfloat16()).double(),
     "mask": lambda x, w: torch.where(x > 0, w, x) * (x > 0.5),
+    "smaller": lambda x, w: torch.minimum(x, x + (x @ w) * 2),
     "the same twice": lambda x, w: (x.cos() + x.sin(), x.cos() * w.sin() + w.cos()),
 }  # fmt: skip
 WRITES: dict[str, Callable[[list[Any], list[Any]], None]] = {

@@ -14,7 +14,7 @@ they hold by then.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +155,16 @@ class _Sides:
     def only_in_backward(self, node: fx.Node) -> bool:
         return node in self.late or (_is_backward(node) and node not in self.ahead)
 
+    def read_by_then(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        """Of these, in graph order, what eager's backward makes of the caller's tensors: not to be made before."""
+        found: set[fx.Node] = set()
+        for node in nodes:
+            if self.only_in_backward(node) and any(
+                used in found or self.owner(used) in self.seen for used in node.all_input_nodes
+            ):
+                found.add(node)
+        return found
+
     def again(self, node: fx.Node) -> bool:
         """Whether the backward may compute it: cheaply once more, or because eager does it there."""
         return _again(node) or self.only_in_backward(node)
@@ -184,9 +194,10 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
     inward: dict[fx.Node, int] = {}
     outward: dict[fx.Node, int] = {}
     early = [n for n in graph.nodes if n in needed and n not in sides.late and n.op != "output"]
+    read_by_then = sides.read_by_then(early)
     for node in early:
         inward[node], outward[node] = network.vertex(), network.vertex()
-        network.edge(inward[node], outward[node], _price(node, sides.alive))
+        network.edge(inward[node], outward[node], INFINITE if node in read_by_then else _price(node, sides.alive))
         if node.op == "placeholder" or not sides.again(node):
             network.edge(source, inward[node], INFINITE)
     for node in early:
