@@ -29,20 +29,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     models = options.models.split(",")
     parts = [options.only] if options.only else list(PARTS)
-    results: dict[str, Any] = {"machine": _machine()}
+    path = Path(options.output)
+    # What a run leaves out keeps the figures of the run before.
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not options.fresh else {}
+    results["machine"] = _machine()
     if "cold" in parts:
-        results["cold"] = cold(models, log=_log)
+        results.setdefault("cold", {}).update(cold(models, log=_log))
     if "steps" in parts:
-        results["steps"] = {}
         for model in models:
             _log(f"steps {model}")
-            results["steps"][model] = steps_in_fresh_process(model, options.rounds)
+            results.setdefault("steps", {})[model] = steps_in_fresh_process(model, options.rounds)
     if "overhead" in parts:
         _log("overhead")
         results["overhead"] = in_fresh_process("benchmarks.overhead")
     verdicts = judge.bars(results)
     results["bars"] = [vars(bar) for bar in verdicts]
-    Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n")
     print(stand_in_warning() + report(results, models))
     print("\n".join(["", "bars:", *(f"  {bar}" for bar in verdicts)]))
     print(f"\nwritten to {options.output}")
@@ -168,6 +170,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated: " + ", ".join(MODELS))
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of interleaved steps (at least 7)")
+    parser.add_argument("--fresh", action="store_true", help="forget the figures of earlier runs")
     parser.add_argument("--output", default=str(RESULTS))
     options = parser.parse_args(arguments)
     unknown = [model for model in options.models.split(",") if model not in MODELS]
