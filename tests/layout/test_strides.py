@@ -119,6 +119,13 @@ def test_fakes_lie_as_eager_lays_out(name: str) -> None:
     assert not wrong, wrong
 
 
+def test_a_fake_that_lies_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.layout.test_strides.as_eager_lays_out", lambda func, args, result: result)
+    with Compare() as compare:
+        norm(reversed_dimensions(torch.randn(3, 4, 5)))
+    assert list(compare.differ) == ["aten::native_batch_norm"]
+
+
 def norm(x: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x, None, None, training=True)
 
