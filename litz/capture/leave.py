@@ -56,8 +56,8 @@ def warn_once(text: str, source: str | None = None) -> None:
 
 
 class PerSize:
-    """A graph with sizes that vary, compiled anew for each combination of sizes it meets, up to a number of them. Floats
-    that are arguments are numbers of such a combination, as whole numbers are."""
+    """A graph with sizes that vary, compiled anew for each combination of sizes it meets, up to a number of them.
+    Floats that are arguments are numbers of such a combination, as whole numbers are."""
 
     def __init__(self, graph_module: fx.GraphModule, why: Exception, ctx: Context, compile: Callable[..., Any]):
         """`compile(function, args, ctx)` gives the program for arguments such as these."""

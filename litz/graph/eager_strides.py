@@ -114,7 +114,5 @@ def _plain(args: Sequence[Any], result: torch.Tensor) -> bool:
     """Whether every operand lies as the result does, as nearly always: there is nothing to ask then."""
     strides = result.stride()
     return all(
-        t.dim() == 0 or (t.dim() == len(strides) and t.stride() == strides)
-        for t in args
-        if isinstance(t, torch.Tensor)
+        t.dim() == 0 or (t.dim() == len(strides) and t.stride() == strides) for t in args if isinstance(t, torch.Tensor)
     )

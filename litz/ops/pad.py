@@ -82,9 +82,7 @@ def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad
     return _bent_back(b, node, grad, x, pad, _nearest)
 
 
-def _bent_back(
-    b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Bend
-) -> Any:
+def _bent_back(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Bend) -> Any:
     """Each element of the padded tensor adds its gradient where it was read."""
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)

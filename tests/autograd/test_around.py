@@ -124,8 +124,6 @@ def test_a_backward_that_is_not_linear(route: Route) -> None:
     for function in (Bent.apply, lambda x: tuple(t.sin() for t in Bent.apply(x)), lambda x: (*Bent.apply(x), x.sin())):
         x = grad(3)
         for used in ((0,), (1,), (0, 1), (-1,)):
-            got, want = (
-                torch.autograd.grad(sum(f(x)[i].sum() for i in used), x) for f in (route(function), function)
-            )
+            got, want = (torch.autograd.grad(sum(f(x)[i].sum() for i in used), x) for f in (route(function), function))
             torch.testing.assert_close(got, want)
     assert_compiled()

@@ -24,6 +24,7 @@ _EXCUSED = {
     "made of nothing": {"empty_strided", "new_empty_strided"},
 }  # fmt: skip
 
+
 @lru_cache(maxsize=1)
 def every() -> list[torch._ops.OpOverload]:
     return list(coverage._aten())
