@@ -47,6 +47,17 @@ def _suggested(position: int) -> Rule:
     return rule
 
 
+def _rolled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """A dimension is rolled by joining its two parts. Where one is empty, the join forgets about channels last; whether
+    it is is asked of a shift known only at run time where that matters."""
+    x, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()
+    if suggest_memory_format(x) is torch.contiguous_format or not dims:
+        return _contiguous(args, result)
+    if any(shift % x.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True)):
+        return _contiguous(args, result)
+    return _suggested(0)(args, result)
+
+
 def _soft_margin_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """What is made of the target alone comes first."""
     return _iterated((torch.empty_like(args[2], device="meta"), torch.empty_like(args[0], device="meta")), result)
@@ -68,9 +79,10 @@ _RULES: dict[Any, Rule] = {
     **_table(_like(1), "binary_cross_entropy_backward"),
     **_table(
         _suggested(0), "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit_no_training", "roll", "channel_shuffle", "max_unpool2d",
-        "replication_pad3d", "reflection_pad3d",
+        "_native_batch_norm_legit_no_training", "channel_shuffle", "max_unpool2d", "replication_pad3d",
+        "reflection_pad3d",
     ),
+    **_table(_rolled, "roll"),
     **_table(
         _suggested(1), "native_batch_norm_backward", "native_group_norm_backward", "replication_pad2d_backward",
         "replication_pad3d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
