@@ -1,7 +1,7 @@
 """What the exact results of a program are, and how far they move.
 
-In: its source and one of its cases. Out: the results in float64; and how far each moves when each input, and each
-result marked as rounded, moves by one unit in its last place.
+In: its source and one of its cases. Out: the results in float64; and how far each moves when each input, each result
+marked as rounded, and what each use of a value adds to its gradient moves by one unit in its last place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def spread(source: str, case: Case) -> list[Any] | None:
         types[place] = t.dtype
         return t
 
-    results = run(_stepped(narrow, source, note), case).everything
+    results = run(_stepped(narrow, source, note, note), case).everything
     middle = referee(source, case).everything
     far = [torch.zeros(t.shape, dtype=torch.float64) if isinstance(t, torch.Tensor) else None for t in middle]
     for pattern in range(PATTERNS):
@@ -65,9 +65,17 @@ def spread(source: str, case: Case) -> list[Any] | None:
             dtype = types.get(place, torch.float64)
             return t * _factor(t, dtype, pattern) if dtype.is_floating_point else t
 
+        def move_gradient(t: torch.Tensor, place: str, pattern: int = pattern) -> torch.Tensor:
+            dtype = types.get(place, torch.float64)
+            if not t.requires_grad or not dtype.is_floating_point:
+                return t
+            used = t.view_as(t)
+            used.register_hook(lambda g: g * _factor(g + int(place.partition(".")[2]), dtype, pattern))
+            return used
+
         wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
         with default_dtype(torch.float64):
-            moved = run(_stepped(wide, _widened(source), move), case).everything
+            moved = run(_stepped(wide, _widened(source), move, move_gradient), case).everything
         if len(moved) != len(middle):
             return None
         for place, (a, b) in enumerate(zip(middle, moved, strict=True)):
@@ -114,16 +122,20 @@ class _Step:
     writes: bool
 
 
-def _stepped(space: Space, source: str, after: Callable[[torch.Tensor, str], torch.Tensor]) -> Space:
-    """The program with something done to what each statement rounds."""
+Moved = Callable[[torch.Tensor, str], torch.Tensor]  # a tensor, and the place in the program -> it, moved
+
+
+def _stepped(space: Space, source: str, after: Moved, used: Moved) -> Space:
+    """The program with something done to what each statement rounds, and, where it is differentiated by calling
+    `backward`, to each use of a value."""
     name = "base" if "base" in space else "program"
     (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
-    steps = _steps(source.splitlines(), function)
     names = [argument.arg for argument in function.args.args]
+    steps = _steps(source.splitlines(), function, bool(space.get("TRAINING")))
     differentiated = name == "base" or bool(space.get("TRAINING"))
 
     def run_stepwise(*given: Any) -> Any:
-        values = {"torch": torch, **dict(zip(names, given, strict=True))}
+        values = {"torch": torch, "used": _of_tensors(used), **dict(zip(names, given, strict=True))}
         for place, step in enumerate(steps[:-1]):
             exec(step.code, values)
             if step.rounded is None:
@@ -140,15 +152,35 @@ def _stepped(space: Space, source: str, after: Callable[[torch.Tensor, str], tor
     return space
 
 
-def _steps(lines: list[str], function: ast.FunctionDef) -> list[_Step]:
+def _steps(lines: list[str], function: ast.FunctionDef, marks_uses: bool) -> list[_Step]:
     found = []
-    for statement in function.body[:-1]:
+    for place, statement in enumerate(function.body[:-1]):
         rounds = lines[statement.lineno - 1].endswith(ROUNDS)
+        touched, is_write = _touched(statement) if rounds else None, _is_write(statement)
+        if marks_uses and not is_write:  # what a write is done to is the variable, and nothing like it
+            statement = ast.fix_missing_locations(_Uses(place).visit(statement))
         code = compile(ast.Module([statement], []), "<step>", "exec")
-        found.append(_Step(code, _touched(statement) if rounds else None, _is_write(statement)))
+        found.append(_Step(code, touched, is_write))
     last = function.body[-1]
     assert isinstance(last, ast.Return) and last.value is not None
     return [*found, _Step(compile(ast.Expression(last.value), "<results>", "eval"), None, False)]
+
+
+class _Uses(ast.NodeTransformer):
+    """Each variable that a statement reads, `x`, as `used(x, "3.1")`."""
+
+    def __init__(self, place: int):
+        self.place, self.count = place, 0
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if not isinstance(node.ctx, ast.Load) or node.id == "torch":
+            return node
+        self.count += 1
+        return ast.Call(ast.Name("used", ast.Load()), [node, ast.Constant(f"{self.place}.{self.count}")], [])
+
+
+def _of_tensors(moved: Moved) -> Callable[[Any, str], Any]:
+    return lambda value, place: moved(value, place) if isinstance(value, torch.Tensor) else value
 
 
 def _is_write(statement: ast.stmt) -> bool:

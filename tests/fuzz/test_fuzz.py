@@ -19,6 +19,7 @@ from tests.fuzz.check import check
 from tests.fuzz.eager import admitted
 from tests.fuzz.generate import KINDS, numbered, programs
 from tests.fuzz.program import FuzzProgram, Line
+from tests.fuzz.referee import spread
 from tests.fuzz.run_program import runs
 from tests.fuzz.shrink import shrink
 from tests.opinfo.through_dynamo import Watched
@@ -251,3 +252,24 @@ def test_what_is_stored_with_the_code_is_not_returned(cases: str) -> None:
     """The judge writes to what a call returned before it calls again."""
     verdict = check(f"import torch\n{cases}\n{STORED}")
     assert verdict.status == "right", verdict.message
+
+
+@pytest.mark.parametrize("statement, cancels", [("a / a", True), ("a * 3", False)])
+def test_what_cancels_in_a_gradient_moves_with_its_terms(statement: str, cancels: bool) -> None:
+    source = f"""import torch
+
+TRAINING = True
+
+def inputs():
+    return [numbers('float32', (50,), 3)]
+
+def program(a):
+    v0 = {statement}  # rounds
+    return [v0]
+"""
+    far = spread(source, ())
+    assert far is not None
+    gradient = far[1]
+    eps = torch.finfo(torch.float32).eps
+    # One term of the first is the tangent over `a`, which is below one for most of these numbers.
+    assert bool((gradient > eps).any()) if cancels else bool((gradient < 8 * eps).all())

@@ -67,7 +67,16 @@ LEFT: dict[str, dict[str, str]] = {
     "symbolic": {"as_strided": _STORAGE, "geqrf": _DYNAMO},
 }
 # The same for operators of which the first sample is compiled, and others are not.
-SOME_LEFT: dict[str, dict[str, str]] = {"": {}, "grad": {}, "symbolic": {"as_strided.partial_views": _STORAGE}}
+_WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
+SOME_LEFT: dict[str, dict[str, str]] = {
+    "": {},
+    "grad": {},
+    "symbolic": {
+        "as_strided.partial_views": _STORAGE,
+        "nn.functional.linear_cross_entropy.chunked": _WARNS,
+        "nn.functional.linear_cross_entropy.chunked_none": _WARNS,
+    },
+}
 
 
 def may_be_left(operator: str, dtype: str, symbolic: bool) -> bool:
