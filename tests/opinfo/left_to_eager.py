@@ -64,7 +64,7 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {"as_strided": _STORAGE, "geqrf": _DYNAMO},
+    "symbolic": {"as_strided": _STORAGE, "as_strided_scatter": _STORAGE, "geqrf": _DYNAMO},
 }
 # The same for operators of which the first sample is compiled, and others are not.
 _WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
