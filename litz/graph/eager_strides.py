@@ -58,6 +58,24 @@ def _rolled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return _suggested(0)(args, result)
 
 
+def _indexed(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """As the loop over elements orders what is read, with no stride along the indexed dimensions, and the indices.
+    Fakes forget the indices."""
+    x, indices = args[0], args[1]
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    given = torch.broadcast_tensors(*(index for index in indices if index is not None))
+    if dims != list(range(dims[0], dims[-1] + 1)):  # not side by side: their dimensions come first
+        x = x.permute(*dims, *(dim for dim in range(x.dim()) if dim not in dims))
+        dims = list(range(len(dims)))
+    before, after, rank = dims[0], x.dim() - dims[-1] - 1, given[0].dim()
+    read = [*x.stride()[:before], *[0] * rank, *x.stride()[dims[-1] + 1 :]]
+    operands = [torch.empty_strided(result.shape, read, device="meta")]
+    for index in given:
+        alone = torch.empty_strided(index.shape, index.stride(), device="meta")
+        operands.append(alone.reshape(*[1] * before, *index.shape, *[1] * after).expand(result.shape))
+    return compute_elementwise_output_strides(*operands)
+
+
 def _soft_margin_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """What is made of the target alone comes first."""
     return _iterated((torch.empty_like(args[2], device="meta"), torch.empty_like(args[0], device="meta")), result)
@@ -83,6 +101,8 @@ _RULES: dict[Any, Rule] = {
         "reflection_pad3d",
     ),
     **_table(_rolled, "roll"),
+    aten.index.Tensor: _indexed,
+    aten._unsafe_index.Tensor: _indexed,
     **_table(
         _suggested(1), "native_batch_norm_backward", "native_group_norm_backward", "replication_pad2d_backward",
         "replication_pad3d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",

@@ -49,7 +49,7 @@ def resolve_places(kernel: Kernel) -> Kernel:
             if found is not None and _fits(found, op.dtype):
                 known[op.name] = found
                 if isinstance(op, (Apply, Check)):
-                    op = Index(op.name, op.dtype, found)
+                    op = Const(op.name, "b1", False) if op.dtype == "b1" else Index(op.name, op.dtype, found)
         body.append(op)
     if tuple(body) == kernel.body:
         return kernel
@@ -94,7 +94,7 @@ def _fits(e: Expr, dtype: str) -> bool:
     form = DTYPES[dtype]
     low, high = e.bounds()
     if form.kind == "bool":
-        return low == high == 0
+        return low == high == 0  # a comparison that never holds
     if form.kind == "float":
         return False
     least = 0 if form.kind == "uint" else -(1 << (form.bits - 1))

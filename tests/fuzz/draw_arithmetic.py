@@ -28,9 +28,7 @@ def unary(b: Build) -> None:
         if function in ("log", "sqrt", "rsqrt", "reciprocal") and not b.maybe(4):
             code = f"torch.{function}({x}.abs() + 0.5)"
         if function.endswith("gelu"):
-            code = (
-                f"torch.{function}({x}.clamp(-99, 99))"  # eager makes two things of infinity
-            )
+            code = f"torch.{function}({x}.clamp(-99, 99))"  # eager makes two things of infinity
         b.define(code, x, rounds=True)
     elif kind == 2:
         x = b.pick()
