@@ -63,7 +63,7 @@ def spread(source: str, case: Case) -> list[Any] | None:
 
         def move(t: torch.Tensor, place: str, pattern: int = pattern) -> torch.Tensor:
             dtype = types.get(place, torch.float64)
-            return t * _factor(t, dtype, pattern) if dtype.is_floating_point else t
+            return t * _factor(t.detach(), dtype, pattern) if dtype.is_floating_point else t
 
         def move_gradient(t: torch.Tensor, place: str, pattern: int = pattern) -> torch.Tensor:
             dtype = types.get(place, torch.float64)
@@ -108,7 +108,6 @@ def _nudged(tensor: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Ten
 
 
 def _factor(wide: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Tensor:
-    wide = wide.detach()
     signs = torch.where(torch.sin(wide.nan_to_num(0, 0, 0) * 12345.678 + 2.5 * pattern) > 0, 1.0, -1.0)
     return 1 + torch.finfo(dtype).eps * signs
 
@@ -120,6 +119,7 @@ class _Step:
     code: Any
     rounded: str | None  # what the statement made or wrote, if it rounds
     writes: bool
+    written: str | None = None  # the variable whose method writes to it, if so
 
 
 Moved = Callable[[torch.Tensor, str], torch.Tensor]  # a tensor, and the place in the program -> it, moved
@@ -137,13 +137,21 @@ def _stepped(space: Space, source: str, after: Moved, used: Moved) -> Space:
     def run_stepwise(*given: Any) -> Any:
         values = {"torch": torch, "used": _of_tensors(used), **dict(zip(names, given, strict=True))}
         for place, step in enumerate(steps[:-1]):
+            if differentiated and step.rounded is not None and step.written is not None:
+                # Autograd keeps what a write makes, and would find it moved: it is done to a copy, and that is moved.
+                target = values[step.written]
+                values[step.written] = target.clone()
+                exec(step.code, values)
+                target.copy_(after(values[step.written], f"{place}"))
+                values[step.written] = values[step.rounded] = target
+                continue
             exec(step.code, values)
             if step.rounded is None:
                 continue
             if not step.writes and differentiated:
                 values[step.rounded] = after(values[step.rounded], f"{place}")
             elif not differentiated:
-                # Whoever shares its memory sees it move as well. Where gradients flow, a write cannot be moved.
+                # Whoever shares its memory sees it move as well.
                 target = values[step.rounded]
                 target.copy_(after(target, f"{place}"))
         return eval(steps[-1].code, values)
@@ -160,7 +168,7 @@ def _steps(lines: list[str], function: ast.FunctionDef, marks_uses: bool) -> lis
         if marks_uses and not is_write:  # what a write is done to is the variable, and nothing like it
             statement = ast.fix_missing_locations(_Uses(place).visit(statement))
         code = compile(ast.Module([statement], []), "<step>", "exec")
-        found.append(_Step(code, touched, is_write))
+        found.append(_Step(code, touched, is_write, _written_by_method(statement) if is_write else None))
     last = function.body[-1]
     assert isinstance(last, ast.Return) and last.value is not None
     return [*found, _Step(compile(ast.Expression(last.value), "<results>", "eval"), None, False)]
@@ -191,6 +199,14 @@ def _is_write(statement: ast.stmt) -> bool:
         return True
     value = statement.value
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_")
+
+
+def _written_by_method(statement: ast.stmt) -> str | None:
+    """`x` of `x.tanh_()` and of `y = x.tanh_()`."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    return call.func.value.id if isinstance(call.func.value, ast.Name) else None
 
 
 def _touched(statement: ast.stmt) -> str:
