@@ -22,6 +22,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_map_only
 
 from litz.capture.forward_mode import carries_tangents
 from litz.capture.outputs import classify, window_on
@@ -33,6 +34,7 @@ from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
 from litz.graph.sizes import is_dense, likely, sizes
+from litz.ops.layout import depends_on_memory
 from litz.ops.sizes import number_sources, size_sources
 
 aten = torch.ops.aten
@@ -213,6 +215,8 @@ class _Functional(FunctionalTensorMode):
         if func in CHECKS:
             # PyTorch would thread a token through the graph to keep such calls; here a call in its place is kept.
             return func(*(_unwrap(a) for a in args), **(kwargs or {}))
+        if _counts_in_memory(func):
+            args = tree_map_only(FunctionalTensor, self._as_it_lies, args)
         if func is aten.bernoulli_.float and not args[0].is_contiguous():
             # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
             # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
@@ -223,6 +227,23 @@ class _Functional(FunctionalTensorMode):
                     along.bernoulli_(*args[1:], **(kwargs or {}))
                     return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _as_it_lies(self, tensor: FunctionalTensor) -> torch.Tensor:
+        """What was written to is another tensor to functionalisation, without the gaps that its memory has."""
+        if _unwrap(tensor).stride() == tensor.stride():
+            return tensor
+        with self:
+            lying = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            return lying.copy_(tensor)
+
+
+@lru_cache(maxsize=None)
+def _counts_in_memory(func: Any) -> bool:
+    """Whether it takes offsets in memory, and gives back none of it."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
+        return False
+    aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
+    return not aliases and depends_on_memory(func) is not None
 
 
 class _Inner(torch.autograd.Function):
