@@ -20,11 +20,11 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_map_only
 
 from litz.capture.forward_mode import carries_tangents
+from litz.capture.functional import Functional, unwrap
 from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import bases_for, in_place_of_members, members_restored
 from litz.capture.record import Recorder, is_lazy
@@ -34,7 +34,6 @@ from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
 from litz.graph.sizes import is_dense, likely, sizes
-from litz.ops.layout import depends_on_memory
 from litz.ops.sizes import number_sources, size_sources
 
 aten = torch.ops.aten
@@ -205,47 +204,6 @@ def _fresh(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-class _Functional(FunctionalTensorMode):
-    """Functionalisation without the annotations that only PyTorch's own tracer could read."""
-
-    def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
-        pass
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in CHECKS:
-            # PyTorch would thread a token through the graph to keep such calls; here a call in its place is kept.
-            return func(*(_unwrap(a) for a in args), **(kwargs or {}))
-        if _counts_in_memory(func):
-            args = tree_map_only(FunctionalTensor, self._as_it_lies, args)
-        if func is aten.bernoulli_.float and not args[0].is_contiguous():
-            # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
-            # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
-            order = sorted(range(args[0].dim()), key=lambda d: -args[0].stride(d))
-            with self:
-                along = args[0].permute(order)
-                if along.is_contiguous():
-                    along.bernoulli_(*args[1:], **(kwargs or {}))
-                    return args[0]
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _as_it_lies(self, tensor: FunctionalTensor) -> torch.Tensor:
-        """What was written to is another tensor to functionalisation, without the gaps that its memory has."""
-        if _unwrap(tensor).stride() == tensor.stride():
-            return tensor
-        with self:
-            lying = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            return lying.copy_(tensor)
-
-
-@lru_cache(maxsize=None)
-def _counts_in_memory(func: Any) -> bool:
-    """Whether it takes offsets in memory, and gives back none of it."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
-        return False
-    aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
-    return not aliases and depends_on_memory(func) is not None
-
-
 class _Inner(torch.autograd.Function):
     """A leaf as something that was computed, laid out as it is: its value in memory of its own."""
 
@@ -277,7 +235,7 @@ class _Trace:
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
-        with _Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
+        with Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
             self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, p, i) for i, (w, p) in enumerate(zip(self.leaves, primals, strict=True))]
             tensors = [(i, w) for i, w in enumerate(wrapped) if isinstance(w, FunctionalTensor)]
@@ -290,12 +248,12 @@ class _Trace:
             results = self._classify(outputs, wrapped, primals)
             updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
             gradients = self._gradients([*results, *updated]) if self.training else []
-            flat = [_unwrap(r) for r in (*results, *updated)]
+            flat = [unwrap(r) for r in (*results, *updated)]
             self.forward_outputs = len(flat)
             hidden = [
-                (p, _unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden
+                (p, unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden
             ]
-            flat += [_unwrap(g) for g in gradients]
+            flat += [unwrap(g) for g in gradients]
         for primal, value in hidden:
             aten.copy_.default(primal, value)
         return flat
@@ -386,14 +344,14 @@ class _Trace:
         return results
 
     def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.recorder.memory_of(_unwrap(tensor))
+        return self.recorder.memory_of(unwrap(tensor))
 
     def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
         strides = None if self.strides is None else self.strides[position]
         # The value's own strides: those of its wrapper are from before it was written to.
-        if strides is None or sizes(_unwrap(out).stride()) == sizes(strides):
+        if strides is None or sizes(unwrap(out).stride()) == sizes(strides):
             return out
-        if self.recorder.lies_otherwise_than_fakes_say(_unwrap(out)):
+        if self.recorder.lies_otherwise_than_fakes_say(unwrap(out)):
             return out  # Dynamo's strides are those of its fakes
         given = out
         for dim, (size, stride) in enumerate(zip(sizes(given.shape), sizes(strides), strict=True)):
@@ -443,13 +401,6 @@ def _shares_elements(tensor: torch.Tensor) -> bool:
         return False
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
-
-
-def _unwrap(value: Any) -> Any:
-    if not isinstance(value, FunctionalTensor):
-        return value
-    torch._sync(value)
-    return torch._from_functional_tensor(value.elem)
 
 
 def _tangents_to_inputs(module: fx.GraphModule) -> None:

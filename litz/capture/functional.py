@@ -1,0 +1,106 @@
+"""Functionalisation, and what it forgets of memory.
+
+PyTorch's turns writes into new values. A value has the sizes of what was written to, and not its place in memory: the
+gaps between its elements, and their order. What can see memory is put right here, or refused.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils._pytree import tree_map_only
+
+from litz.errors import CaptureError
+from litz.graph.alias import CHECKS
+from litz.graph.sizes import is_dense, likely
+from litz.ops.layout import depends_on_memory
+
+aten = torch.ops.aten
+
+
+class Functional(FunctionalTensorMode):
+    """Functionalisation without the annotations that only PyTorch's own tracer could read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: set[int] = set()  # memory with gaps that something may look into
+
+    def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
+        pass
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in CHECKS:
+            # PyTorch would thread a token through the graph to keep such calls; here a call in its place is kept.
+            return func(*(unwrap(a) for a in args), **(kwargs or {}))
+        if _counts_in_memory(func):
+            args = tree_map_only(FunctionalTensor, self._as_it_lies, args)
+        elif func is aten.as_strided.default:
+            self._open_window(args[0])
+        elif self._windows:
+            self._refuse_writes(func, args)
+        if func is aten.bernoulli_.float and not args[0].is_contiguous():
+            # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
+            # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
+            order = sorted(range(args[0].dim()), key=lambda d: -args[0].stride(d))
+            with self:
+                along = args[0].permute(order)
+                if along.is_contiguous():
+                    along.bernoulli_(*args[1:], **(kwargs or {}))
+                    return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _as_it_lies(self, tensor: FunctionalTensor) -> torch.Tensor:
+        """What was written to, with the gaps that its memory has."""
+        if unwrap(tensor).stride() == tensor.stride():
+            return tensor
+        with self:
+            lying = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            return lying.copy_(tensor)
+
+    def _open_window(self, tensor: Any) -> None:
+        """`as_strided` may look between the elements of a tensor, at memory that no write to the tensor is about."""
+        if not isinstance(tensor, FunctionalTensor) or _has_no_gaps(tensor):
+            return
+        if unwrap(tensor).stride() != tensor.stride():
+            raise CaptureError("as_strided looks between the elements of something that was written to", stage="trace")
+        self._windows.add(_memory(tensor))
+
+    def _refuse_writes(self, func: Any, args: Any) -> None:
+        if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+            return
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(value, FunctionalTensor) and _memory(value) in self._windows:
+                what = "something is written to that as_strided looks at between its elements"
+                raise CaptureError(what, stage="trace")
+
+
+def unwrap(value: Any) -> Any:
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    return is_dense(tensor, sorted(range(tensor.dim()), key=lambda d: (-likely(tensor.stride(d)), d)))
+
+
+def _memory(tensor: FunctionalTensor) -> int:
+    """What all views of one tensor have in common."""
+    return tensor.elem.untyped_storage()._cdata
+
+
+@lru_cache(maxsize=None)
+def _counts_in_memory(func: Any) -> bool:
+    """Whether it takes offsets in memory, and gives back none of it."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
+        return False
+    aliases = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
+    return not aliases and depends_on_memory(func) is not None
+
+
+__all__ = ["Functional", "unwrap"]
