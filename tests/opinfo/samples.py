@@ -160,14 +160,14 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def cases(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
-    """Every sample and its non-contiguous twin; with `first`, only of so many samples."""
+def cases(entry: Any, dtype: str, first: int | None = None, twins: bool = True) -> Iterator[Case]:
+    """Every sample and its non-contiguous twin, if `twins`; with `first`, only of so many samples."""
     torch.manual_seed(0)  # samples are drawn at random: the same ones each time
     for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=False)):
         if first is not None and number >= first:
             return
         yield _case(entry, dtype, str(number), sample)
-        twin = sample.noncontiguous() if _is_strided(sample) else sample
+        twin = sample.noncontiguous() if twins and _is_strided(sample) else sample
         if _differs(sample, twin):
             yield _case(entry, dtype, f"{number}n", twin)
 

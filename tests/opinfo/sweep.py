@@ -1,7 +1,7 @@
 """The operator sweep: every entry of torch's operator database, every sample, compiled by Litz against eager.
 
     python -m tests.opinfo.sweep [--ops add,nn.functional] [--dtype float32,bool] [--shard 0/4] [--first 3]
-                                 [--symbolic] [--json out.json] [--resume]
+                                 [--symbolic] [--without-twins] [--json out.json] [--resume]
 
 With `--symbolic` each sample goes through `torch.compile(…, dynamic=True)`, and one program takes it at three sizes.
 
@@ -60,7 +60,7 @@ def _matches(name: str, wanted: str) -> bool:
 
 
 # -- the worker -------------------------------------------------------------------------------
-def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool) -> None:
+def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, twins: bool = True) -> None:
     """Run the cases of the jobs, in order; `after` is the label of the last case done of the first job."""
     import torch
 
@@ -79,7 +79,7 @@ def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool) 
             elif dtype.startswith(GRADIENTS):
                 every = differentiable(entry, dtype.removeprefix(GRADIENTS), first)
             else:
-                every = cases(entry, dtype, first)
+                every = cases(entry, dtype, first, twins)
             for case in every:
                 if after is not None:
                     after = None if case.label == after else after
@@ -99,8 +99,8 @@ def _say(message: dict[str, Any]) -> None:
 
 # -- the parent -------------------------------------------------------------------------------
 class Sweep:
-    def __init__(self, todo: list[Job], first: int | None, symbolic: bool = False):
-        self.todo, self.first, self.symbolic = todo, first, symbolic
+    def __init__(self, todo: list[Job], first: int | None, symbolic: bool = False, twins: bool = True):
+        self.todo, self.first, self.symbolic, self.twins = todo, first, symbolic, twins
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> Iterator[Job]:
@@ -148,7 +148,7 @@ class Sweep:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert worker.stdin is not None
-        worker.stdin.write(json.dumps([self.todo, after, self.first, self.symbolic]).encode() + b"\n")
+        worker.stdin.write(json.dumps([self.todo, after, self.first, self.symbolic, self.twins]).encode() + b"\n")
         worker.stdin.flush()
         return worker
 
@@ -211,17 +211,18 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--first", type=int, help="only so many samples of each operator")
     parser.add_argument("--symbolic", action="store_true", help="one program over symbolic sizes for each sample")
+    parser.add_argument("--without-twins", action="store_true", help="only the samples, not their non-contiguous twins")
     parser.add_argument("--json", type=Path, default=Path("build/opinfo.json"))
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        todo, after, first, symbolic = json.loads(sys.stdin.readline())
-        work([tuple(job) for job in todo], after, first, symbolic)
+        todo, *how = json.loads(sys.stdin.readline())
+        work([tuple(job) for job in todo], *how)
         return 0
     part, parts = (int(n) for n in options.shard.split("/"))
     todo = jobs([o for o in options.ops.split(",") if o], options.dtype.split(","), (part, parts))
-    sweep = Sweep(todo, options.first, options.symbolic)
+    sweep = Sweep(todo, options.first, options.symbolic, not options.without_twins)
     if options.resume and options.json.exists():
         saved = json.loads(options.json.read_text())
         done = {tuple(job) for job in saved["done"]}
