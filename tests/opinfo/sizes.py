@@ -20,7 +20,7 @@ ELEMENTS = 200_000  # of all tensors of a grown case: beyond that eager, too, ta
 # Matrices that must stay invertible are grown by ones on the diagonal, instead of rows like those they have.
 _INVERTED = ("linalg.", "cholesky", "inverse", "logdet", "lu", "svd", "qr", "triangular_solve", "pca", "ormqr")
 # Of values put in one place, eager keeps that of the thread which comes last.
-_PUT_ONCE = ("nn.functional.max_unpool",)
+_PUT_ONCE = {f"nn.functional.max_unpool{n}d": n for n in (1, 2, 3)}  # and the dimensions of a channel
 Change = Callable[[int], int]
 
 
@@ -89,16 +89,17 @@ def _changed(case: Case, change: Change, with_numbers: bool) -> Case | None:
     made = replace(case, leaves=leaves)
     if sum(t.numel() for t in made.tensors) > ELEMENTS:
         return None
-    if case.operator.startswith(_PUT_ONCE) and any(map(_names_a_place_twice, made.tensors)):
+    window = _PUT_ONCE.get(case.operator.removesuffix(".grad"))
+    if window is not None and any(_names_a_place_twice(t, window) for t in made.tensors):
         return None
     return None if with_numbers and _equal_numbers(case, made) else made
 
 
-def _names_a_place_twice(indices: torch.Tensor) -> bool:
-    """In one channel, the first two dimensions of three or more being the batch's and the channels'."""
+def _names_a_place_twice(indices: torch.Tensor, dims: int) -> bool:
+    """In one channel, which so many dimensions, the last, are."""
     if indices.is_floating_point():
         return False
-    channels = indices.flatten(0, 1).flatten(1) if indices.dim() > 2 else indices
+    channels = indices.flatten(-dims).reshape(-1, indices.shape[-dims:].numel())
     return any(len(set(places)) < len(places) for places in channels.tolist())
 
 
