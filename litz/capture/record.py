@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from litz.compat import ReplayTable
 from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS, base, is_view
-from litz.graph.eager_strides import as_eager_lays_out
+from litz.graph.eager_strides import as_eager_lays_out, eager_strides
 from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 result = rewritten(*args, **kwargs)
             if result is not NotImplemented:
-                return result
+                return self._laid_out(func, args, result)
         if _is_composite(func):
             # Reached from a decomposition, below the place where eager takes it apart.
             with self:
@@ -159,6 +159,17 @@ class Recorder(TorchDispatchMode):
             self._laid_out_anew.add(node)
         self._bind(result, node)
         return result
+
+    def _laid_out(self, func: Any, args: Sequence[Any], result: Any) -> Any:
+        """What an operator was taken apart to, as eager's lays it out."""
+        strides = eager_strides(func, args, result)
+        if strides is None:
+            return result
+        with self:
+            memory = aten.empty_strided.default(result.shape, strides, dtype=result.dtype, device=result.device)
+            lying = aten.copy.default(memory, result)
+        self._laid_out_anew.add(self._argument(lying))
+        return lying
 
     def _undelayed(self, func: Any, value: Any) -> torch.Tensor:
         """A bit is set or taken away; in the graph it is done."""

@@ -117,24 +117,31 @@ _NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.c
 
 def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The fake result with the strides eager gives it: the result itself, where it has them."""
-    rule = _RULES.get(func)
-    if rule is None:
-        if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor) or _plain(args, result):
-            return result
-        if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
-            return result
-        rule = _iterated
     first = result[0] if isinstance(result, (tuple, list)) else result
-    if not isinstance(first, FakeTensor) or first.dim() < 2:
-        return result
-    strides = tuple(rule(args, first))
-    if all(size == 1 or a == b for size, a, b in zip(first.shape, first.stride(), strides, strict=True)):
+    strides = eager_strides(func, args, first)
+    if strides is None:
         return result
     if first is result:
         return _moved(first, strides)
     return type(result)(
         _moved(part, strides) if isinstance(part, FakeTensor) and part.shape == first.shape else part for part in result
     )
+
+
+def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...] | None:
+    """The strides that eager gives the result, where the fake has others."""
+    rule = _RULES.get(func)
+    if rule is None:
+        if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor) or _plain(args, result):
+            return None
+        if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
+            return None
+        rule = _iterated
+    if not isinstance(result, FakeTensor) or result.dim() < 2:
+        return None
+    strides = tuple(rule(args, result))
+    same = all(size == 1 or a == b for size, a, b in zip(result.shape, result.stride(), strides, strict=True))
+    return None if same else strides
 
 
 def _moved(fake: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:
