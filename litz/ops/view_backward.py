@@ -83,7 +83,8 @@ def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int],
 def unfold_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, size: int, stride: int
 ) -> Any:
-    """Windows may overlap: each adds its part, one window after the other."""
+    """Windows may overlap: each adds its part, one window after the other. Where they do not, eager copies, and a -0.0
+    stays one."""
     if not sizes:
         return NotImplemented
     dim %= len(sizes)
@@ -94,12 +95,13 @@ def unfold_backward(
     if seen is None:
         return NotImplemented
     made = update.started(b, fake, 0, dtype)
+    kind = "put" if stride >= size else "sum"
     others = [d for d in range(len(sizes)) if d != dim]
 
     def step(body: Body, at: Point, inner: Point) -> None:
         window, k = inner
         value = body.cast(body.load(seen, (*at[:dim], window, *at[dim:], k)), dtype)
-        body.update(made, (*at[:dim], window * stride + k, *at[dim:]), "sum", value)
+        body.update(made, (*at[:dim], window * stride + k, *at[dim:]), kind, value)
 
     sizes_of_others, strides = [made.sizes[d] for d in others], [made.strides[d] for d in others]
     update.walk(b, sizes_of_others, strides, (seen.sizes[dim], seen.sizes[-1]), step)
