@@ -137,8 +137,18 @@ def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, positio
     return Output(
         kind, index, window_on(base, view, dtype), view.requires_grad, None,
         view.is_conj() != (given and base.is_conj()), view.is_neg() != (given and base.is_neg()), dtype,
-        _steps(base, view) if view.requires_grad and _may_overlap(base) else (),
+        _steps_to_repeat(base, view),
     )  # fmt: skip
+
+
+def _steps_to_repeat(base: torch.Tensor, view: torch.Tensor) -> tuple[ViewStep, ...]:
+    """How the view is made, where the gradient of a window on the base would be another: elements of the base share
+    memory, or a window was opened on a part of it, which may look beyond that part and has no gradient there."""
+    if not view.requires_grad:
+        return ()
+    steps = _steps(base, view)
+    beyond = any(step.target is torch.ops.aten.as_strided.default for step in steps[1:])
+    return steps if beyond or (_may_overlap(base) and not isinstance(base, FunctionalTensor)) else ()
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
@@ -193,8 +203,11 @@ class _Steps(TorchDispatchMode):
 
 
 def _steps(base: torch.Tensor, view: torch.Tensor) -> tuple[ViewStep, ...]:
-    with _Steps(base) as recorder:
-        made = _on(base, view)
+    if not isinstance(view, FunctionalTensor):
+        return ()
+    plain = torch._from_functional_tensor(base.elem) if isinstance(base, FunctionalTensor) else base
+    with _Steps(plain) as recorder:
+        made = _replayed(plain, view)
     return recorder.finished(made)
 
 
@@ -247,6 +260,10 @@ def _on(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     after a write is another tensor, laid out otherwise."""
     if isinstance(base, FunctionalTensor) or not isinstance(view, FunctionalTensor):
         return view
+    return _replayed(base, view)
+
+
+def _replayed(base: torch.Tensor, view: FunctionalTensor) -> torch.Tensor:
     steps = torch._C._functionalization.get_view_meta_sequence(view.elem)
     return torch._C._functionalization.apply_view_meta_sequence(base, steps)
 

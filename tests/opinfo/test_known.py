@@ -36,3 +36,8 @@ def test_dynamo_raises_its_own_error_whatever_the_backend() -> None:
         run(torch.ones(3))
     with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
         torch.compile(run, backend="eager")(torch.ones(3))
+
+
+def test_the_sign_of_what_softshrink_shrinks_to_nothing_depends_on_its_place() -> None:
+    signs = torch.signbit(torch.nn.functional.softshrink(torch.full((37,), -0.3), 0.5))
+    assert not signs[0] and signs[-1]
