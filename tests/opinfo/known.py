@@ -22,7 +22,7 @@ NOT_ON_CPU = {
 
 # Operators whose zeros eager signs as it happens.
 ZERO_SIGNS: dict[str, str] = {
-    "nn.functional.softshrink": "what it shrinks to nothing is 0.0 in vectors, and has its sign behind the last of them",
+    "nn.functional.softshrink": "what it shrinks to nothing is 0.0 in vectors, and keeps its sign behind the last",
 }
 
 _OWN = "the schema promises results of their own; eager's kernel gives views of one, which autograd may not know of"
