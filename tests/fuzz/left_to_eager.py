@@ -7,7 +7,7 @@ import re
 # What the note says -> why that is as it is.
 REASONS: dict[str, str] = {
     "as_strided counts from the start of the storage": "no intermediate has eager's storage, and no input's is guarded",
-    "as_strided.* is non-compositional": "a write through as_strided on a view is nothing that functionalisation can tell",
+    "as_strided.* is non-compositional": "functionalisation cannot write through as_strided on a view",
     "as_strided looks .*between": "a functional graph has the elements of a tensor, and no memory between them",
 }
 

@@ -18,8 +18,10 @@ from tests.fuzz.numbers import numbers
 from tests.fuzz.program import ROUNDS
 from tests.fuzz.run_program import Outcome, Space, namespace, run
 from tests.opinfo.check import default_dtype
+from tests.opinfo.judge import ABSURD
 
 PATTERNS = 12
+_FROM_FLOAT32 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 _NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
 _CAST = re.compile(r"\.to\((torch\.\w+)\)(?=  " + ROUNDS + ")")
 Case = tuple[Any, ...]
@@ -83,20 +85,33 @@ def spread(source: str, case: Case) -> list[Any] | None:
                 # Where one of the two is no number, nothing is known of the distance.
                 distance = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(0, 0, 0)
                 far[place] = torch.maximum(far[place], distance)
-    _add_error_of_float32(source, case, results, middle, far)
+    _add_errors_of_eager(source, case, results, far)
     return far
 
 
-def _add_error_of_float32(source: str, case: Case, results: list[Any], middle: list[Any], far: list[Any]) -> None:
-    """Float64 has no wider referee. Eager's error there is taken from its error in float32, scaled down."""
-    single = namespace(
-        _CAST.sub(r".to(\1, copy=True)", source).replace("torch.float64", "torch.float32"),
-        lambda dtype, *more: numbers("float32" if dtype == "float64" else dtype, *more),
-    )
-    scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    for place, rough in enumerate(run(single, case).everything):
-        if isinstance(rough, torch.Tensor) and results[place].dtype is torch.float64 and rough.numel():
-            far[place] += scale * (middle[place] - rough).abs().nan_to_num(0, 0, 0).max()
+def _add_errors_of_eager(source: str, case: Case, results: list[Any], far: list[Any]) -> None:
+    """One error is one draw: how far eager is off for inputs nearby as well. Float64 has no wider referee, and its
+    errors are those of float32, scaled down."""
+    single = _CAST.sub(r".to(\1, copy=True)", source).replace("torch.float64", "torch.float32")
+    for pattern in range(PATTERNS):
+
+        def given(dtype: str, *more: Any, pattern: int = pattern) -> torch.Tensor:
+            drawn = numbers("float32" if dtype == "float64" else dtype, *more)
+            return _nudged(drawn, drawn.dtype, pattern).to(drawn.dtype)
+
+        def widened(*args: Any, given: Callable[..., torch.Tensor] = given) -> torch.Tensor:
+            drawn = given(*args)
+            return drawn.to(torch.float64) if drawn.is_floating_point() else drawn
+
+        rough = run(namespace(single, given), case).everything
+        with default_dtype(torch.float64):
+            exact = run(namespace(_widened(source), widened), case).everything
+        for place, (a, b) in enumerate(zip(rough, exact, strict=False)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and b.is_floating_point() and b.numel():
+                error = (a - b).abs().nan_to_num(0, 0, 0).max()
+                if a.shape == b.shape and error <= ABSURD * b.abs().nan_to_num(0, 0, 0).max():
+                    scale = _FROM_FLOAT32 if results[place].dtype is torch.float64 else 1.0
+                    far[place] = torch.maximum(far[place], scale * error)
 
 
 def _nudged(tensor: torch.Tensor, dtype: torch.dtype, pattern: int) -> torch.Tensor:
