@@ -56,10 +56,17 @@ class Editor:
         return node
 
     def value(self, target: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        args, kwargs = fx.node.map_arg((args, kwargs), self._fake)
         with self.mode, torch.no_grad():
             found = target(*args, **kwargs)
             return as_eager_lays_out(target, args, found) if isinstance(target, torch._ops.OpOverload) else found
+
+    def _fake(self, node: fx.Node) -> Any:
+        """The node's value; of a constant that a trace has kept as it is, a fake."""
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            value = node.meta["val"] = self.mode.from_tensor(value, static_shapes=True)
+        return value
 
     def constant(self, tensor: torch.Tensor, before: fx.Node, like: fx.Node) -> fx.Node:
         """The tensor as an attribute of the module."""

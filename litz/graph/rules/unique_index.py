@@ -70,6 +70,8 @@ def index_put_unique(match: Match) -> Any:
         value = match.call(aten.add.Tensor, match.call(aten.index.Tensor, x, list(where)), value)
     elif value.meta["val"].dtype != x.meta["val"].dtype:
         return None
+    elif value.meta["val"].is_floating_point():
+        value = match.call(aten.add.Tensor, value, 0.0)  # as zero and minus zero are zero
     return match.call(match.root.target, x, list(where), value, False)
 
 
