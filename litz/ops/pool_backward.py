@@ -103,7 +103,8 @@ def _gather(
         value = share(body, point, (*point[:-spatial], *places), inside(body, places, sizes))
         total = value if total is None else total + value
     assert total is not None
-    body.store(out, point, total if few else over(space, body, "sum", total))
+    # Eager adds to zeros: a share of -0.0 leaves 0.0.
+    body.store(out, point, total + 0.0 if few else over(space, body, "sum", total))
     b.emit(space, body)
 
 
