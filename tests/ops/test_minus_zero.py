@@ -1,4 +1,4 @@
-"""Gradients of minus zero: eager adds to zeros where elements are read more than once, or not at all, and copies else."""
+"""Gradients of minus zero: eager adds to zeros where elements are read more than once or not at all, and else copies."""
 
 from __future__ import annotations
 
