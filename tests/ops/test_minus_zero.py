@@ -1,4 +1,4 @@
-"""Gradients of minus zero: eager adds to zeros where elements are read more than once or not at all, and else copies."""
+"""Gradients of minus zero: eager adds to zeros where elements are read more than once or not at all, else it copies."""
 
 from __future__ import annotations
 
