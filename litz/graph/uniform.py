@@ -56,7 +56,9 @@ _FILLED = {
     aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0,
     aten.fill.Scalar: 1,
 }  # fmt: skip
-_ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
+_ZEROS = {
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default,
+}  # fmt: skip
 _ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}
 _AND = {aten.bitwise_and.Tensor, aten.logical_and.default}
 _OR = {aten.bitwise_or.Tensor, aten.logical_or.default}

@@ -26,7 +26,7 @@ def filled(b: Builder, node: fx.Node, value: Any) -> View:
 @lowers(
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
     aten.empty_like.default, aten.empty_strided.default, aten.empty_permuted.default, aten.new_empty.default,
-    aten.new_empty_strided.default, aten.zero.default,
+    aten.new_empty_strided.default, aten.zero.default, aten._efficientzerotensor.default,
 )  # fmt: skip
 def zeros(b: Builder, node: fx.Node, *_: Any, **__: Any) -> View:
     return filled(b, node, 0)

@@ -67,7 +67,7 @@ class Operator:
         if tuple(tensor.shape) != sizes:
             raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
         plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
-        if self.copies or not plain or tensor.is_conj() or tensor.is_neg():
+        if self.copies or not plain or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="cpu").copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
