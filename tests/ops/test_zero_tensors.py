@@ -1,4 +1,4 @@
-"""Tensors without memory, all of them zero, which forward-mode differentiation makes where nothing depends on an input."""
+"""Tensors without memory, all zero: forward-mode differentiation makes them where nothing depends on an input."""
 
 from __future__ import annotations
 
