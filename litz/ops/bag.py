@@ -15,7 +15,7 @@ from torch import fx
 from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Space, Val, sizes_of, wants
+from litz.ops.builder import Body, Builder, Point, Space, sizes_of, wants
 from litz.ops.registry import lowers
 from litz.ops.update import finished, started, walk
 
@@ -54,23 +54,25 @@ def embedding_bag(
 
     walk(b, made.sizes[1:], made.strides[1:], indices.sizes, add_row)
     if mode == _MAX:
-        return _without_empty(b, fakes[0], made, indices, offsets), None, None, None
+        return _without_empty(b, fakes[0], made, bags), None, None, None
     beside = [b.pointwise(fakes[1], lambda body, point: body.load(bags, point)) if wants(node, 1) else None]
     beside += [started(b, fakes[k], 0, "i64") if wants(node, k) else None for k in (2, 3)]
     return finished(b, fakes[0], made), *beside
 
 
-def _without_empty(b: Builder, fake: torch.Tensor, made: View, indices: View, offsets: View) -> View:
-    """An empty bag has no largest row: zeros, as in eager."""
+def _without_empty(b: Builder, fake: torch.Tensor, made: View, bags: View) -> View:
+    """A bag that nothing is in has no largest row: zeros, as in eager."""
+    rows = b.scratch(made.sizes[:1], "i64")
+    b.pointwise(fake, lambda body, point: body.const(0, "i64"), out=rows)
 
-    def formula(body: Body, point: Point) -> Val:
-        begin = body.cast(body.load(offsets, point[:1]), "i64")
-        more = body.index(point[0] + 1) < body.index(offsets.sizes[0])
-        after = body.cast(body.load(offsets, (point[0] + 1,), more), "i64")
-        end = body.where(more, after, body.index(indices.sizes[0]))
-        return body.where(begin.eq(end), 0.0, body.load(made, point))
+    def count(body: Body, _: Point, inner: Point) -> None:
+        place = body.position(body.load(bags, inner), made.sizes[0], wrap=False)
+        body.update(rows, (place,), "sum", body.const(1, "i64"))
 
-    return b.pointwise(fake, formula)
+    walk(b, (), (), bags.sizes, count)
+    return b.pointwise(
+        fake, lambda body, point: body.where(body.load(rows, point[:1]).eq(0), 0.0, body.load(made, point))
+    )
 
 
 def _bags(b: Builder, fake: torch.Tensor, indices: View, offsets: View, made: View) -> View:
@@ -83,7 +85,7 @@ def _bags(b: Builder, fake: torch.Tensor, indices: View, offsets: View, made: Vi
         place = body.position(body.load(offsets, inner), length + 1, wrap=False)
         body.update(begins, (place,), "sum", body.const(1, "i64"))
 
-    walk(b, (), (), offsets.sizes, begin)
+    walk(b, (), (), made.sizes[:1], begin)  # there may be one offset more, the end of the last bag
     bags = b.scratch((length,), "i64")
     space, body = Space(), Body()
     at = space.reduce_over(length)

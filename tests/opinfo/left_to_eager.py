@@ -19,11 +19,13 @@ from litz.target import detect
 from tests.opinfo.check import Result
 
 _DYNAMO = "Dynamo makes no graph of it: its result's size depends on data, or Python looks at a value"
+_SIZE = "Dynamo makes no graph of it where sizes vary, whatever the backend"
 _SPARSE = "sparse tensors are not compiled"
 _PIECES = "an operator in it looks at data, and the pieces around that one would cost more than they save"
 _STORAGE = "it counts from the start of the storage, which the compiled code does not see"
 _READ_AS = "its result is memory of an input, read as another type, and autograd's record of that cannot be made anew"
 
+_OF_DYNAMO = dict.fromkeys(("histogram", "histogramdd", "resize_", "resize_as_"), _SIZE)
 # Operators by the kind of run: "" is inference, "grad" results and gradients, "symbolic" one program for many sizes.
 LEFT: dict[str, dict[str, str]] = {
     "": {
@@ -64,7 +66,7 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {"as_strided": _STORAGE, "as_strided_scatter": _STORAGE, "geqrf": _DYNAMO},
+    "symbolic": {"as_strided": _STORAGE, "as_strided_scatter": _STORAGE, "geqrf": _DYNAMO, **_OF_DYNAMO},
 }
 # The same for operators of which the first sample is compiled, and others are not.
 _WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
@@ -72,6 +74,7 @@ SOME_LEFT: dict[str, dict[str, str]] = {
     "": {},
     "grad": {},
     "symbolic": {
+        "__getitem__": _DYNAMO,  # by a mask
         "as_strided.partial_views": _STORAGE,
         "nn.functional.linear_cross_entropy.chunked": _WARNS,
         "nn.functional.linear_cross_entropy.chunked_none": _WARNS,
