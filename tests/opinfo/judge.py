@@ -55,6 +55,10 @@ def compare(
                     conditioned = message is None
             if message is None and zero_signs:
                 message = _zeros(got, want, exact)
+                if message is not None:
+                    moved = spread() if moved is None else moved
+                    if moved is not None and moved[position] is not None:
+                        message = _zeros(got, want, exact, moved[position])
         if message is not None:
             return f"result {position}: {message}", False
     return None, conditioned
@@ -111,9 +115,9 @@ def _is_referee(exact: Any, want: torch.Tensor) -> bool:
     return isinstance(exact, torch.Tensor) and exact.shape[: want.dim()] == want.shape
 
 
-def _zeros(got: torch.Tensor, want: torch.Tensor, exact: Any) -> str | None:
-    """What is wrong with the signs of zeros. A zero that large terms leave by cancelling has the sign of a rounding;
-    one that eager and the referee sign differently has none."""
+def _zeros(got: torch.Tensor, want: torch.Tensor, exact: Any, spread: torch.Tensor | None = None) -> str | None:
+    """What is wrong with the signs of zeros. A zero that large terms leave by cancelling has the sign of a rounding,
+    and so has one that moves with the inputs; one that eager and the referee sign differently has none."""
     if want.numel() == 0 or not (want.is_floating_point() or want.is_complex()):
         return None
     tiny = torch.finfo(want.dtype).tiny
@@ -122,6 +126,8 @@ def _zeros(got: torch.Tensor, want: torch.Tensor, exact: Any) -> str | None:
     if _is_referee(exact, want):
         exact = _real(exact)
         signed &= (exact.abs() < tiny) & (exact.signbit() == want.signbit())
+    if spread is not None:
+        signed &= _real(spread).nan_to_num(0, 0, 0) == 0
     wrong = signed & (got.signbit() != want.signbit())
     return f"the signs of zeros: {_worst(got, want, wrong)}" if bool(wrong.any()) else None
 
