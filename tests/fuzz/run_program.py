@@ -9,10 +9,14 @@ read then (of results, one that eager lays out otherwise is a copy); "batched", 
 
 from __future__ import annotations
 
+import itertools
+import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,8 +42,18 @@ class Outcome:
         return [*self.returned, *self.gradients, *self.inputs]
 
 
+_MODULES: deque[str] = deque(maxlen=64)
+_numbers = itertools.count()
+
+
 def namespace(source: str, given: Callable[..., torch.Tensor] = numbers) -> Space:
-    found: Space = {"__name__": "drawn"}
+    """The program's module. Dynamo may look it up by its name, for as long as it is likely to be of use."""
+    module = ModuleType(f"drawn_{next(_numbers)}")
+    if len(_MODULES) == _MODULES.maxlen:
+        sys.modules.pop(_MODULES[0], None)
+    _MODULES.append(module.__name__)
+    sys.modules[module.__name__] = module
+    found: Space = module.__dict__
     exec(source, found)
     found["numbers"] = given
     return found
