@@ -29,6 +29,12 @@ def torch_version() -> tuple[int, int, int]:
     return parse_version(torch.__version__)
 
 
+def captures_transforms_again() -> bool:
+    """Whether Dynamo can capture a graph of its own in which a `torch.func` transform is written out (2.13 can, 2.11
+    fails half-way, and leaves the transform's levels behind)."""
+    return torch_version() >= (2, 13, 0)
+
+
 def recompile_reason() -> str | None:
     """Within a backend's call: what Dynamo found changed since it compiled the function before; None the first time.
 

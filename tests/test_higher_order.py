@@ -193,3 +193,20 @@ def test_own_operator_with_a_list_among_its_results() -> None:
     agrees(lambda x: parts(x.sin()), [X])
     agrees(lambda x: parts(x.sin())[0] + 1, [X])
     agrees(lambda x: parts(x.sin())[1][1] + 1, [X])
+
+
+def test_a_transform_beside_a_size_that_depends_on_data() -> None:
+    """The graph is cut at the size; the transform stays whole, on either side of it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = torch.func.vmap(torch.func.grad(lambda row: (row * row).sum()))(x)
+        places = torch.nonzero(x > 0)
+        after = torch.func.jacfwd(lambda rows: rows.sin() * rows.sum())(x)
+        return before + 1, places, after * 2
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, backend="litz")
+        for seed in range(2):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(compiled(x), function(x))

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from litz.capture.pieces import is_little
 from litz.capture.run_graph import as_written, level_change, switches
+from litz.compat import captures_transforms_again
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 # What Dynamo makes of `x.data = y`; by name, since the second moves among its modules.
@@ -132,7 +133,8 @@ def _place(
     results = [n for n in nodes if any(user not in own for user in n.users)]
     inner.output(tuple(inside[n] for n in results))
     module = fx.GraphModule(graph_module, inner)
-    if not is_little(nodes):
+    levels = any(level_change(node) for node in nodes)
+    if not is_little(nodes) and (not levels or captures_transforms_again()):
         module = _Piece(module, inputs, backend)
     call = _call(module, root, outer, [copies[n] for n in inputs])
     for position, node in enumerate(results):

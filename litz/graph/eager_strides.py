@@ -117,7 +117,7 @@ _NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.c
 
 def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The fake result with the strides eager gives it: the result itself, where it has them."""
-    first = result[0] if isinstance(result, (tuple, list)) else result
+    first = next(iter(result), None) if isinstance(result, (tuple, list)) else result
     strides = eager_strides(func, args, first)
     if strides is None:
         return result
