@@ -76,6 +76,11 @@ def _indexed(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return compute_elementwise_output_strides(*operands)
 
 
+def _threshold_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """The input comes first, and then its gradient."""
+    return result.stride() if _plain(args, result) else _iterated((args[1], args[0]), result)
+
+
 def _soft_margin_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """What is made of the target alone comes first."""
     return _iterated((torch.empty_like(args[2], device="meta"), torch.empty_like(args[0], device="meta")), result)
@@ -108,9 +113,15 @@ _RULES: dict[Any, Rule] = {
         "replication_pad3d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
     ),
     **_table(_iterated, "native_dropout_backward", "floor_divide"),
+    **_table(_threshold_backward, "threshold_backward"),
     **_table(_soft_margin_backward, "soft_margin_loss_backward"),
 }  # fmt: skip
 
+# Loops over elements, though not called pointwise.
+_ITERATED = {
+    aten.hardtanh_backward.default, aten.elu_backward.default, aten.hardswish_backward.default,
+    aten.hardsigmoid_backward.default, aten.softplus_backward.default,
+}  # fmt: skip
 # Called pointwise, and yet no loop over elements lays out what they give: their fakes are right.
 _NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.copy}
 
@@ -132,7 +143,9 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
     """The strides that eager gives the result, where the fake has others."""
     rule = _RULES.get(func)
     if rule is None:
-        if torch.Tag.pointwise not in func.tags or not isinstance(result, torch.Tensor) or _plain(args, result):
+        if torch.Tag.pointwise not in func.tags and func not in _ITERATED:
+            return None
+        if not isinstance(result, torch.Tensor) or _plain(args, result):
             return None
         if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
             return None
