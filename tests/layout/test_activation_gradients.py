@@ -22,11 +22,15 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 SHAPE = (2, 3, 5)
 
 
+def _laid_out(order: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn([SHAPE[d] for d in order]).permute(*map(order.index, range(len(SHAPE))))
+
+
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_fakes_lie_as_eagers(name: str) -> None:
     function = getattr(aten, name).default
     for one, other in itertools.product(itertools.permutations(range(3)), repeat=2):
-        grad, x = (torch.randn([SHAPE[d] for d in order]).permute(*map(order.index, range(3))) for order in (one, other))
+        grad, x = map(_laid_out, (one, other))
         mode = FakeTensorMode()
         fakes = (mode.from_tensor(grad), mode.from_tensor(x), *ARGUMENTS[name])
         with mode:
