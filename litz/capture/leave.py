@@ -102,8 +102,8 @@ def _with_floats(graph_module: fx.GraphModule, floats: Mapping[str, float]) -> f
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     for node in graph_module.graph.nodes:
-        taken_from = node.args[0].name if node.op == "call_method" and node.target == "item" else None
-        copies[node] = floats[taken_from] if taken_from in floats else graph.node_copy(node, copies.__getitem__)
+        is_taken = node.op == "call_method" and node.target == "item" and node.args[0].name in floats
+        copies[node] = floats[node.args[0].name] if is_taken else graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(graph_module, graph)
 
 

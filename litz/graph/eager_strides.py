@@ -130,7 +130,7 @@ def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The fake result with the strides eager gives it: the result itself, where it has them."""
     first = next(iter(result), None) if isinstance(result, (tuple, list)) else result
     strides = eager_strides(func, args, first)
-    if strides is None:
+    if strides is None or first is None:
         return result
     if first is result:
         return _moved(first, strides)
