@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -77,22 +78,24 @@ class _At:
 def _changed(case: Case, change: Change, with_numbers: bool) -> Case | None:
     sizes = {n for t in case.tensors for n in t.shape if n > 1}
     leaves = list(case.leaves)
-    for place, position in enumerate(case.positions):
-        tensor = leaves[position]
-        if isinstance(change, _At):
-            shape = change.shape(place, tensor.shape)
-        else:
-            shape = tuple(change(n) if n > 1 else n for n in tensor.shape)
-        leaves[position] = _grown(tensor, shape, case.operator.startswith(_INVERTED))
+    shapes = [_shape(change, place, leaves[position]) for place, position in enumerate(case.positions)]
+    if sum(map(prod, shapes)) > ELEMENTS:
+        return None
+    for position, shape in zip(case.positions, shapes, strict=True):
+        leaves[position] = _grown(leaves[position], shape, case.operator.startswith(_INVERTED))
     if with_numbers:
         leaves = [change(x) if type(x) is int and x in sizes else x for x in leaves]
     made = replace(case, leaves=leaves)
-    if sum(t.numel() for t in made.tensors) > ELEMENTS:
-        return None
     window = _PUT_ONCE.get(case.operator.removesuffix(".grad"))
     if window is not None and any(_names_a_place_twice(t, window) for t in made.tensors):
         return None
     return None if with_numbers and _equal_numbers(case, made) else made
+
+
+def _shape(change: Change, place: int, tensor: torch.Tensor) -> tuple[int, ...]:
+    if isinstance(change, _At):
+        return change.shape(place, tensor.shape)
+    return tuple(change(n) if n > 1 else n for n in tensor.shape)
 
 
 def _names_a_place_twice(indices: torch.Tensor, dims: int) -> bool:
