@@ -11,25 +11,38 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from litz.options import Options
-from litz.report import HISTORY, Built, Fallback, Firing, NearMiss, Occasion, Report, Snapshot
+from litz.report import HISTORY, Built, Fallback, Firing, NearMiss, Occasion, Report, Snapshot, Told
 from litz.target import Target
+
+
+class Lasting(Protocol):
+    """What outlives the process: `runtime/cache.py`."""
+
+    def load(self, kind: str, key: str) -> Any | None: ...
+
+    def store(self, kind: str, key: str, value: Any, entries: Mapping[str, str] | None = None) -> None: ...
+
+    def differences(self, kind: str, entries: Mapping[str, str]) -> Sequence[object]: ...
 
 
 @dataclass
 class Context:
     options: Options
     target: Target
+    cache: Lasting | None = None
     timings: dict[str, float] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     firings: list[Firing] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     near_misses: dict[NearMiss, None] = field(default_factory=dict)  # in order, each once
     notes: list[str] = field(default_factory=list)
+    recalling: list[str] = field(default_factory=list)  # what the cache was asked, and what came of it
     fuel: int | None = field(init=False)
     spent: list[str] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)  # a forward, and a backward once it is needed
@@ -39,6 +52,12 @@ class Context:
 
     def __post_init__(self) -> None:
         self.fuel = self.options.fuel
+
+    def begin_again(self) -> None:
+        """The stages start anew: what they have said so far is of no result."""
+        fresh = Context(self.options, self.target)
+        for name in ("timings", "snapshots", "firings", "fallbacks", "near_misses", "notes", "fuel", "spent", "built"):
+            setattr(self, name, getattr(fresh, name))
 
     def spend(self, what: str) -> bool:
         """Whether one more optimisation may be applied. Without a limit, always; the last one is remembered."""
@@ -87,6 +106,19 @@ class Context:
         self.left_to_eager = why
         self.note(f"left to eager: {why}")
 
+    def told(self) -> Told:
+        return Told(tuple(self.firings), tuple(self.near_misses), tuple(self.fallbacks), tuple(self.notes))
+
+    def recalled(self, told: Told, built: Built) -> None:
+        """Nothing was compiled: this is what was said of it when it was."""
+        self.firings += told.firings
+        self.near_misses.update(dict.fromkeys(told.near_misses))
+        self.fallbacks += told.fallbacks
+        self.notes += told.notes
+        self.recalling.append("from the cache")
+        self.built.append(built)
+        self.publish()
+
     def publish(self) -> None:
         """Have the report, complete as of now, among those of the process."""
         HISTORY.keep(self.number, self.report())
@@ -111,6 +143,7 @@ class Context:
             firings=tuple(self.firings),
             near_misses=tuple(self.near_misses),
             notes=tuple(self.notes),
+            cache=tuple(self.recalling),
             target=str(self.target),
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,

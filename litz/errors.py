@@ -89,6 +89,10 @@ class CompileError(LitzError, RuntimeError):
     """Generated code was refused by the code generator or could not be loaded."""
 
 
+class CacheError(LitzError, RuntimeError):
+    """Something that lasts, a cache entry or an artefact, cannot be written or read."""
+
+
 class CallError(LitzError, RuntimeError):
     """A compiled program was called with arguments it was not compiled for, or failed while running."""
 

@@ -6,44 +6,38 @@ In: a torch-level function and its inputs. Out: a callable that does the same, f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import fx
 
-from litz.capture.apart import apart_from_caller
-from litz.capture.autograd import Differentiable
+from litz.capture.autograd import Absent
 from litz.capture.joint import trace_joint
-from litz.capture.run_graph import as_written
-from litz.capture.wrappers import wrap
-from litz.codegen.render import render
+from litz.capture.outputs import known
+from litz.codegen.llvm.build import build
+from litz.codegen.llvm.render import render
+from litz.codegen.plan import host_plan
 from litz.context import Context
-from litz.errors import OptionError
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.partition.mincut import Split, split_by_minimum_cut
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
-from litz.graph.signature import Joint
-from litz.loop.ir import Program
-from litz.loop.text import print_program
-from litz.loop.verify import verify
+from litz.graph.signature import Joint, Tangent, Training
 from litz.ops.decompose import decompositions
-from litz.ops.lower import Lowered, lower
+from litz.ops.lower import lower
 from litz.report import Built
-from litz.runtime.cpu import Executable
+from litz.runtime.artifact import Artifact, Compiled
+from litz.runtime.bind import Backward, bind
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training, plan_memory
+from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
+from litz.stages import loader, run
 
-STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
-    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build",
-)  # fmt: skip
-AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on
 Strides = Sequence[tuple[Any, ...] | None] | None
 
 
@@ -51,40 +45,47 @@ def compile_function(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool = False
 ) -> Callable[..., Any]:
     """The whole of it. `output_strides` are those of eager's results, where known."""
+    return bind(*compile_to_data(function, inputs, output_strides, ctx, training), function, loader(ctx))
+
+
+def compile_to_data(
+    function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool = False
+) -> tuple[Compiled, Backward | None]:
+    """The function as data; and, where it is differentiable, how to come by its backward."""
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
     joint = run("lay_out", ctx, lay_out, joint, ctx)
-    eager = as_written(function)
     if not joint.signature.differentiable:
-        executable = compile_graph(joint.graph, ctx)
-        wrapped = wrap(executable, joint.signature, eager)
-        if wrapped is executable:  # one call of it is one of the user's function
-            executable.eager = eager
-        return wrapped
+        return Compiled(joint.signature, compile_graph(joint.graph, ctx)), None
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
+    step = _training(joint, split, forward)
 
-    # What the forward made for the backward alone, as inputs of the backward.
-    own = [joint.forward_outputs + i in forward.private_outputs() for i in range(split.saved)]
-    donated = tuple(split.first_saved + i for i, private in enumerate(own) if private)
-
-    def backward(absent: tuple[int, ...]) -> Callable[[list[Any], bool], Sequence[Any]]:
+    @lru_cache(maxsize=None)
+    def backward(absent: Absent) -> Artifact:
         graph = without_tangents(split.backward, split.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
-        return compile_graph(graph, ctx, "backward", True, donated).consume
+        return compile_graph(graph, ctx, "backward", True, step.donated)
 
-    step = Differentiable(joint, split, forward, backward)
     if ctx.options.backward == "eager" or joint.signature.sizes:
         # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
         # becomes a guard only while Dynamo is still at work.
-        step.backward(())
-    return wrap(step, joint.signature, eager)
+        backward(())
+    return Compiled(joint.signature, forward, step), backward
+
+
+def _training(joint: Joint, split: Split, forward: Artifact) -> Training:
+    fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
+    tangents = tuple(Tangent(tuple(map(known, f.shape)), tuple(map(known, f.stride())), f.dtype) for f in fakes)
+    private = forward.plan.private_outputs()
+    own = [split.first_saved + i for i in range(split.saved) if joint.forward_outputs + i in private]
+    return Training(tangents, joint.gradient_of, split.saved_primals, split.saved_results, split.saved, tuple(own))
 
 
 def compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str = "forward", training: bool = False, donated: Sequence[int] = ()
-) -> Executable:
+) -> Artifact:
     """A functional ATen graph as native code. `donated`: inputs whose memory it may use again."""
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
@@ -97,11 +98,15 @@ def compile_graph(
     else:
         layout = run("plan_memory", ctx, plan_memory, program)
     rendering = run("render", ctx, render, program, layout, ctx)
-    executable = run("build", ctx, Executable, rendering, program, layout, lowered.constants, ctx.target)
+    objects = run("build", ctx, build, rendering.modules, ctx.target, ctx.cache)
+    constants = tuple(lowered.constants)
+    plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
-    ctx.built.append(Built(part, rendering.launches, rendering.kernels, calls, executable.placement.size))
+    likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
+    built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)
+    ctx.built.append(built)
     ctx.publish()
-    return executable
+    return Artifact(plan, objects, constants, ctx.target, built)
 
 
 def trace(
@@ -109,31 +114,3 @@ def trace(
 ) -> Joint:
     own = decompositions() | dict(ctx.options.decompositions or {})
     return trace_joint(function, inputs, output_strides, own, training)
-
-
-def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
-    """One stage: timed, between the user's hooks, and, when asked, its result verified and kept as text."""
-    assert name in STAGES, f"stage {name} is not listed"
-    args = (hooked(ctx.options.before, name, args[0]), *args[1:])
-    with ctx.timed(name), nullcontext() if name in AS_CALLED else apart_from_caller():
-        result = stage(*args)
-    result = hooked(ctx.options.after, name, result)
-    program = result.program if isinstance(result, Lowered) else result
-    if isinstance(program, Program):
-        if ctx.options.verify:
-            verify(program)
-        ctx.snapshot(name, lambda: print_program(program))
-    elif name == "render":
-        ctx.snapshot(name, result.text)
-    elif isinstance(result, Joint):
-        ctx.snapshot(name, lambda: f"{result.signature}\n{result.graph.graph}")
-    return result
-
-
-def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: Any) -> Any:
-    """What the user's hook makes of the value: itself, unless the hook returns another."""
-    unknown = set(hooks or ()) - set(STAGES)
-    if unknown:
-        raise OptionError(f"there is no stage {min(unknown)!r} to hook", hint=f"the stages are {', '.join(STAGES)}")
-    found = hooks[name](value) if hooks and name in hooks else None
-    return value if found is None else found

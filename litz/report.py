@@ -66,10 +66,20 @@ class Built(NamedTuple):
     arena_bytes: int
 
 
+class Told(NamedTuple):
+    """What a compile has to say that holds wherever its result is used."""
+
+    firings: tuple[Firing, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Report:
     """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
-    was compiled, backward. `left_to_eager` says why nothing was compiled, if so."""
+    was compiled, backward. `left_to_eager` says why nothing was compiled, if so; `cache` whether it was there already,
+    or else how it differs from what was."""
 
     occasion: Occasion = Occasion()
     built: tuple[Built, ...] = ()
@@ -84,6 +94,7 @@ class Report:
     firings: tuple[Firing, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     notes: tuple[str, ...] = ()
+    cache: tuple[str, ...] = ()
     target: str = ""
     fuel_left: int | None = None
     last_spent: str | None = None
@@ -124,6 +135,7 @@ class Report:
         lines += _section("rules that nearly applied", [_near_miss_line(miss) for miss in self.near_misses])
         lines += _section("stages", [f"{stage}: {seconds * 1e3:.1f} ms" for stage, seconds in self.timings])
         lines += _section("notes", list(self.notes))
+        lines += _section("cache", list(self.cache))
         if self.fuel_left is not None:
             lines.append(f"  fuel left: {self.fuel_left}; last spent on: {self.last_spent or 'nothing'}")
         return "\n".join(lines)

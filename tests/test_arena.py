@@ -12,7 +12,7 @@ from torch.fx.graph_module import _loader
 
 from litz.runtime.arena import ARENA, Arena
 from litz.runtime.cpu import Executable, Frame
-from litz.runtime.jit import Code
+from litz.runtime.link import Code
 
 
 class Caller:

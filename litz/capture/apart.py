@@ -7,8 +7,8 @@ needed. So fake tensors and constants are evaluated as if nothing were switched 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,4 +27,21 @@ def apart_from_caller() -> Iterator[None]:
         yield
 
 
-__all__ = ["apart_from_caller"]
+def as_now() -> Callable[[], AbstractContextManager[None]]:
+    """What a trace depends on and the caller has switched on now, to be switched on again later, in any thread."""
+    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with (
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(gradients),
+            torch.autocast("cpu", dtype=dtype, enabled=autocast),
+        ):
+            yield
+
+    return again
+
+
+__all__ = ["apart_from_caller", "as_now"]

@@ -1,7 +1,7 @@
 """The compiled forward and backward as one differentiable function.
 
-In: a `Split`, its compiled forward, and how to compile its backward. Out: a callable that autograd sees as
-a single node: it saves what the cut kept, and runs the compiled backward when tangents arrive.
+In: the compiled forward, what passes from it to the backward (`Training`), and how to come by the backward. Out: a
+callable that autograd sees as a single node: it saves what the cut kept, and runs the backward when tangents arrive.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from litz.capture.batched import in_turn, is_batched
-from litz.capture.outputs import known
 from litz.capture.subclasses import is_subclass
 from litz.errors import CallError, RunFailed
-from litz.graph.partition.mincut import Split
-from litz.graph.signature import Joint, numbers
+from litz.graph.signature import Signature, Training, numbers
 from litz.loop.formula import Measures
 
 Core = Callable[..., Sequence[Any]]
@@ -33,12 +31,11 @@ class Differentiable:
     """One compiled function. A backward is compiled when it is first needed, under the forward's options, and
     another one for calls in which other results are used."""
 
-    def __init__(self, joint: Joint, split: Split, forward: Core, compile_backward: Callable[[Absent], Backward]):
-        self.signature, self.split, self.forward = joint.signature, split, forward
-        self.gradient_of = joint.gradient_of
-        self.own = self.signature.results + len(self.signature.returned_mutations)
-        fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
-        self.tangents = [(tuple(map(known, f.shape)), tuple(map(known, f.stride())), f.dtype) for f in fakes]
+    def __init__(
+        self, signature: Signature, training: Training, forward: Core, compile_backward: Callable[[Absent], Backward]
+    ):
+        self.signature, self.training, self.forward = signature, training, forward
+        self.own = signature.results + len(signature.returned_mutations)
         self.one_twice = any(output.through is not None for output in self.signature.outputs)
         self.varies = bool(self.signature.sizes)
         self.forms: tuple[Form, ...] | None = None  # of what is kept, if they are the same in each call
@@ -61,9 +58,8 @@ class Differentiable:
 
     def tangent(self, position: int, given: torch.Tensor, measured: Measures) -> torch.Tensor:
         """The tangent laid out as traced."""
-        sizes, strides, dtype = self.tangents[position]
-        if measured:
-            sizes, strides = numbers(sizes, measured), numbers(strides, measured)
+        form = self.training.tangents[position]
+        sizes, strides, dtype = numbers(form.sizes, measured), numbers(form.strides, measured), form.dtype
         if is_subclass(given) or given.layout is not torch.strided:
             raise CallError(
                 f"a tangent was given for a plain result that is a {type(given).__name__} of layout {given.layout}",
@@ -103,7 +99,7 @@ class Differentiable:
                 found = _Once.apply(run, *arguments)
             else:
                 found = _run(run, arguments, overwrite)
-        for position, gradient in zip(self.gradient_of, found, strict=True):
+        for position, gradient in zip(self.training.gradient_of, found, strict=True):
             gradients[position] = gradient
         return tuple(gradients)
 
@@ -140,12 +136,12 @@ def _function_of(step: Differentiable) -> Any:
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             results = step.forward(*args)
-            split, own = step.split, results[: step.own]
-            saved, plain = results[step.own : step.own + split.saved], results[step.own + split.saved :]
+            passed, own = step.training, results[: step.own]
+            saved, plain = results[step.own : step.own + passed.saved], results[step.own + passed.saved :]
             # A window on a larger result would pass for a view made in here, which may not be written to; and one
             # tensor returned twice for one result, whose tangents are then added.
             own = [r.detach() if isinstance(r, torch.Tensor) and (step.one_twice or r._is_view()) else r for r in own]
-            kept = [*(args[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *saved]
+            kept = [*(args[i] for i in passed.saved_primals), *(own[i] for i in passed.saved_results), *saved]
             ctx.save_for_backward(*kept)
             ctx.forms, ctx.plain = step.forms_of(kept), plain
             # Hooks on saved tensors may have put them where the user still has them.

@@ -5,6 +5,7 @@ Here is decided what Litz compiles, what it leaves to eager and says so, and for
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import fx
 
 from litz.capture.higher_order import write_out
-from litz.capture.joint import is_symbolic
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
+from litz.capture.lift_state import lift_state
 from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
@@ -21,11 +22,15 @@ from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
 from litz.context import Context
 from litz.errors import CaptureError, LoweringError, source_of
+from litz.graph.sizes import varies
 from litz.loop.expr import NotConstant
 from litz.options import Options
-from litz.pipeline import Strides, compile_function
+from litz.recall import Made, compile_or_recall
 from litz.report import Occasion
+from litz.runtime.cache import cache_of
 from litz.target import detect
+
+Strides = Sequence["tuple[Any, ...] | None"] | None
 
 
 def litz(
@@ -60,7 +65,8 @@ def compile_captured(
     alone = standing_alone(graph_module)
     if alone:
         return cut(graph_module, alone, _pieces_compiler(options))
-    lifted, state = _lift_state(graph_module)
+    lifted, held = lift_state(graph_module)
+    state = list(held.values())
     compiled = _compile(lifted, [*example_inputs, *state], options)
     return compiled if not state else lambda *args: compiled(*args, *state)
 
@@ -71,13 +77,13 @@ def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen
     if reason is not None:
         return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
     fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
-    if any(isinstance(x, torch.SymInt) or is_symbolic(x) for x in (*example_inputs, *fakes)):
+    if any(isinstance(x, torch.SymInt) or varies(x) for x in (*example_inputs, *fakes)):
         return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
     return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
 
 
 def _context(options: Options, occasion: Occasion) -> Context:
-    return Context(options, detect(options.threads), occasion=occasion)
+    return Context(options, detect(options.threads), cache_of(os.environ), occasion=occasion)
 
 
 def _occasion(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Occasion:
@@ -97,11 +103,19 @@ def compile_or_leave(
     training = _needs_grad(function, inputs)
     ctx = _context(options, occasion or Occasion(training=training))
     try:
-        return compile_function(function, inputs, strides, ctx, training)
+        return compile_or_recall(
+            function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
+        )
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
         return _cut_around(function, error, ctx) or left_to_eager(function, error, ctx)
+
+
+def _compile_to_data(*args: Any) -> Made:
+    from litz.pipeline import compile_to_data  # all of the compiler, which what is recalled does not need
+
+    return compile_to_data(*args)
 
 
 def _pieces_compiler(options: Options) -> Callable[..., Callable[..., Any]]:
@@ -132,20 +146,29 @@ def _compile_for_all_sizes(
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
     strides = _eager_strides(graph_module)
-    while True:
-        ctx, open_sizes = _context(options, occasion), _open_sizes(fakes)
-        try:
-            compiled = compile_function(graph_module.forward, fakes, strides, ctx, occasion.training)
-        except Exception as error:
-            if _open_sizes(fakes) == open_sizes:
-                if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
+    ctx = _context(options, occasion)
+
+    def compile(given: Sequence[Any]) -> Made:
+        while True:
+            open_sizes = _open_sizes(given)
+            try:
+                made = _compile_to_data(graph_module.forward, given, strides, ctx, occasion.training)
+            except Exception:
+                if _open_sizes(given) == open_sizes:
                     raise
-                found = _cut_around(graph_module.forward, error, ctx)
-                return PerSize(graph_module, error, ctx, _for_sizes) if found is None else found
-        else:
-            if _open_sizes(fakes) == open_sizes:
-                return compiled
-        # A stage asked a size for its value: Dynamo guards it now, and it is that number for all stages.
+            else:
+                if _open_sizes(given) == open_sizes:
+                    return made
+            # A stage asked a size for its value: Dynamo guards it now, and it is that number for all stages.
+            ctx.begin_again()
+
+    try:
+        return compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+    except Exception as error:
+        if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
+            raise
+        found = _cut_around(graph_module.forward, error, ctx)
+        return PerSize(graph_module, error, ctx, _for_sizes) if found is None else found
 
 
 def _for_sizes(function: Callable[..., Any], args: Sequence[Any], ctx: Context) -> Callable[..., Any]:
@@ -157,30 +180,6 @@ def _open_sizes(fakes: Sequence[Any]) -> int:
     """Places in the inputs where a size is known only at run time."""
     found = [size for fake in fakes for size in (fake.shape if isinstance(fake, torch.Tensor) else (fake,))]
     return sum(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in found)
-
-
-def _lift_state(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Parameters and buffers that the graph holds become inputs, after its own: it may write to them, as the step
-    of an optimizer does. The graph, and their values in that order."""
-    held = {**dict(graph_module.named_parameters()), **dict(graph_module.named_buffers())}
-    if not any(n.op == "get_attr" and n.target in held for n in graph_module.graph.nodes):
-        return graph_module, []
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    lifted: dict[str, fx.Node] = {}
-    own = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-    for node in own:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    for node in graph_module.graph.nodes:
-        if node.op == "get_attr" and node.target in held:
-            if node.target not in lifted:
-                lifted[node.target] = graph.placeholder(f"state_{len(lifted)}")
-                lifted[node.target].meta = dict(node.meta)
-            copies[node] = lifted[node.target]
-    for node in graph_module.graph.nodes:
-        if node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(graph_module, graph), [held[name] for name in lifted]
 
 
 def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[Any, ...] | None]:

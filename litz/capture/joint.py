@@ -33,7 +33,7 @@ from litz.capture.subclasses import Forms, form_of, has_gradient, put_together, 
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
-from litz.graph.sizes import is_dense, likely, sizes
+from litz.graph.sizes import is_dense, likely, sizes, varies
 from litz.ops.sizes import number_sources, size_sources
 
 aten = torch.ops.aten
@@ -164,7 +164,7 @@ def _needs_dispatcher(function: Any, training: bool) -> bool:
 
 def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
     """The mode in which tracing goes on where an input is fake and has, or is, a number known only at run time."""
-    symbols = [value for value in inputs if _is_number(value) or is_symbolic(value)]
+    symbols = [value for value in inputs if _is_number(value) or varies(value)]
     for value in (*symbols, *inputs) if symbols else ():
         if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
             return value.fake_mode
@@ -174,13 +174,6 @@ def symbolic_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
 def _is_number(value: Any) -> bool:
     """A ragged size, which stands for many, is none."""
     return isinstance(value, torch.SymFloat) or (isinstance(value, torch.SymInt) and not value.node.is_nested_int())
-
-
-def is_symbolic(value: Any) -> bool:
-    """Whether a tensor is a fake whose sizes, or the float it holds, are known only at run time."""
-    if not isinstance(value, FakeTensor):
-        return False
-    return value.item_memo is not None or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:

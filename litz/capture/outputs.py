@@ -19,9 +19,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from litz.capture.rebuild import read_as, toggled
 from litz.errors import CaptureError
 from litz.graph.signature import Output, ViewStep, Window
-from litz.loop.formula import Measures
 from litz.ops.sizes import symbolic_float, symbolic_size
 
 
@@ -209,31 +209,6 @@ def _steps(base: torch.Tensor, view: torch.Tensor) -> tuple[ViewStep, ...]:
     with _Steps(plain) as recorder:
         made = _replayed(plain, view)
     return recorder.finished(made)
-
-
-def read_as(dtype: torch.dtype, base: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as another type."""
-    return torch.view_as_real(base) if base.is_complex() and dtype == base.dtype.to_real() else base.view(dtype)
-
-
-def toggled(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
-    """A view with those bits set the other way."""
-    tensor = tensor.conj() if conjugated else tensor
-    return torch._neg_view(tensor) if negated else tensor
-
-
-def rebuilt(output: Output, base: torch.Tensor, sizes: Measures) -> torch.Tensor:
-    """The output, from the tensor whose memory it is."""
-    if output.steps:
-        for step in output.steps:
-            base = step(base, sizes)
-        return base
-    if output.dtype is not None:
-        base = read_as(output.dtype, base)
-    if output.window is not None:
-        window = output.window.at(sizes) if sizes else output.window
-        base = base.as_strided(window.sizes, window.strides, base.storage_offset() + window.offset)
-    return toggled(base, output.conjugated, output.negated)
 
 
 def window_on(base: torch.Tensor, view: torch.Tensor, dtype: torch.dtype | None = None) -> Window:

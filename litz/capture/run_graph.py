@@ -6,14 +6,16 @@ In: Dynamo's graph and its arguments. Out: what it returns; where it raises, the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from litz.capture.left_as_found import Entered, left_as_found
-from litz.capture.record import Recorder
+
+if TYPE_CHECKING:
+    from litz.capture.record import Recorder
 
 
 def checkpointed(module: fx.GraphModule, *args: Any) -> Any:

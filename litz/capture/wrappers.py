@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from litz.capture.forward_mode import carries_tangents
-from litz.capture.outputs import rebuilt
 from litz.capture.overlap import entangled, in_place_of_members
+from litz.capture.rebuild import rebuilt
 from litz.capture.subclasses import form_of, put_together, taken_apart
 from litz.errors import RunFailed
 from litz.graph.signature import Base, Input, Output, Signature, Subclasses, number

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from litz.codegen.render import Native
 from litz.frontdoor import compile
 from litz.loop.contraction import contraction
 from litz.loop.ir import Call, Kernel, Program, Step, View
-from litz.runtime.cpu import Executable
+from litz.runtime.cpu import Bound, Executable
 from litz.schedule.memory import Layout
 
 
@@ -76,10 +75,12 @@ def time_kernels(
     """The steps of `function(*args, **kwargs)`, and of `after(result)` if given: `lambda loss: loss.backward()`."""
     watched: list[_Watch] = []
 
-    def watch(executable: Executable) -> None:
-        watched.append(_Watch(len(watched), executable, clock))
+    programs: list[Program] = []
 
-    hooks = {"plan_memory": pause_everywhere, "build": watch}
+    def watch(executable: Executable) -> None:
+        watched.append(_Watch(len(watched), programs[len(watched)], executable, clock))
+
+    hooks = {"merge_axes": programs.append, "plan_memory": pause_everywhere, "load": watch}
     torch._dynamo.reset()
     compiled = compile(function, after=hooks, **(options or {}))
     for _ in range(runs + 1):
@@ -97,15 +98,17 @@ def pause_everywhere(layout: Layout) -> Layout:
 class _Watch:
     """Stands between an executable and the items of its plan."""
 
-    def __init__(self, number: int, executable: Executable, clock: Callable[[], float]):
-        self.number, self.program, self.clock = number, executable.program, clock
-        self.starts = executable.rendering.starts
-        self.best = [float("inf")] * len(executable.rendering.plan)
-        executable._simple = False
-        executable._plan = [
-            (self._timed(at, item[0]),) if isinstance(kind, Native) else self._timed(at, item)
-            for at, (kind, item) in enumerate(zip(executable.rendering.plan, executable._plan, strict=True))
-        ]
+    def __init__(self, number: int, program: Program, executable: Executable, clock: Callable[[], float]):
+        self.number, self.program, self.clock = number, program, clock
+        self.starts = [bound.item.first for bound in executable.items]
+        self.best = [float("inf")] * len(executable.items)
+        executable.items = [self._watched(at, bound) for at, bound in enumerate(executable.items)]
+        executable._only = None
+
+    def _watched(self, at: int, bound: Bound) -> Bound:
+        if bound.native is not None:
+            return bound._replace(native=self._timed(at, bound.native))
+        return bound._replace(operator=self._timed(at, bound.operator))  # type: ignore[arg-type]
 
     def _timed(self, at: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> None:

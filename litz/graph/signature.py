@@ -202,6 +202,31 @@ class Signature:
 
 
 @dataclass(frozen=True)
+class Tangent:
+    """The form in which a result's tangent is expected."""
+
+    sizes: tuple[Number, ...]
+    strides: tuple[Number, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a forward and its backward are one function to autograd.
+
+    What the backward takes: the `saved_primals` among the arguments, the `saved_results` among the forward's own
+    results, the `saved` tensors that follow those, plain numbers, and then the tangents.
+    """
+
+    tangents: tuple[Tangent, ...]
+    gradient_of: tuple[int, ...]  # the argument that each of the backward's results belongs to
+    saved_primals: tuple[int, ...]
+    saved_results: tuple[int, ...]
+    saved: int
+    donated: tuple[int, ...] = ()  # of what the backward takes, that which the forward made for it alone
+
+
+@dataclass(frozen=True)
 class Joint:
     """A functional graph, its backward included: primals, then tangents in; results, then gradients out."""
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Union
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Symbolic = Union[torch.SymInt, torch.SymFloat, torch.SymBool]
@@ -74,6 +75,13 @@ def likely(size: Any) -> int:
         return int(size)
     hint = size.node.maybe_as_int() if size.node.hint is None else size.node.hint
     return 64 if hint is None else int(hint)
+
+
+def varies(value: Any) -> bool:
+    """Whether a tensor is a fake whose sizes, or the number it holds, are known only at run time."""
+    if not isinstance(value, FakeTensor):
+        return False
+    return value.item_memo is not None or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
 @contextmanager

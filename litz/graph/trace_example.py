@@ -110,7 +110,7 @@ def _symbols(tensors: Sequence[torch.Tensor], mode: FakeTensorMode) -> list[Any]
         return []
     env = mode.shape_env
     assert env is not None
-    known = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    known = env.backed_var_to_val
     made = [
         env.create_symintnode(symbol, hint=int(value))
         if symbol.is_integer

@@ -39,6 +39,7 @@ from litz.loop.ir import (
     View,
     measure,
 )
+from litz.loop.operator import operator_named
 from litz.loop.scalar import SCALARS
 
 Sizes = Measures
@@ -252,18 +253,12 @@ def _call(call: Call, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
     args = [_argument(arg, memory, sizes) for arg in call.args]
     kwargs = {name: _argument(arg, memory, sizes) for name, arg in call.kwargs}
     with torch.no_grad():
-        made = list(_tensors(_operator(call.target)(*args, **kwargs)))
+        made = list(_tensors(operator_named(call.target)(*args, **kwargs)))
         if call.results and len(made) != len(call.results):
             raise CallError(f"{call.target} gave {len(made)} results where {len(call.results)} were expected")
         for view, tensor in zip(call.results, made, strict=False):
             if view is not None and tensor is not None:
                 _window(view, memory, sizes).copy_(tensor)
-
-
-def _operator(target: str) -> torch._ops.OpOverload:
-    namespace, _, name = target.partition("::")
-    name, _, overload = name.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
 
 
 def _argument(arg: Arg, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> object:

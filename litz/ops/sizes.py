@@ -164,7 +164,7 @@ def _size(e: Any, env: Any, formula: Formula | None = None) -> Size:
 
 
 def _hint(e: Any, env: Any) -> int:
-    values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    values = env.backed_var_to_val
     found = e.xreplace(values)
     return int(found) if found.is_number else 64
 

@@ -1,6 +1,6 @@
 """The compiled program as a callable: binds memory, runs the host functions, hands back the outputs.
 
-In: a `Rendering`, its program and memory layout. Out: `Executable`, called with the flat inputs.
+In: an `Artifact`. Out: `Executable`, called with the flat inputs.
 
 Each call in flight has a `Frame` of its own (table of pointers) and a block of the process's arena, so that
 threads may call one executable at once.
@@ -9,27 +9,25 @@ threads may call one executable at once.
 from __future__ import annotations
 
 import ctypes
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from litz.capture.forward_mode import carries_tangents
-from litz.codegen.render import Native, Rendering
-from litz.codegen.shim import IN_TIME
+from litz.codegen.plan import IN_TIME, HostPlan, Item, Native
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
-from litz.loop.expr import ZERO, Expr, Size
+from litz.loop.expr import ZERO, Expr
 from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
-from litz.loop.ir import Call, Program, View, measure, views
+from litz.loop.ir import View, measure
 from litz.runtime.arena import ARENA, Block
-from litz.runtime.jit import HOST_FUNCTION, Code
+from litz.runtime.artifact import Artifact
+from litz.runtime.link import Code
 from litz.runtime.operator import Operator
-from litz.schedule.memory import Apart, Layout, place, size_of
-from litz.target import Target
+from litz.schedule.memory import Apart
+from litz.schedule.place import place, size_of
 
 _CPU = torch.device("cpu")  # said wherever memory is made: the caller may have chosen another device for his own
 # The same, of sizes, strides and type, for less than half of what `torch.empty_strided` costs a call.
@@ -41,21 +39,21 @@ class Frame:
     """What one call in flight owns, laid out for the sizes it is called with."""
 
     def __init__(self, executable: Executable, measured: Measures):
-        program = executable.program
+        plan = executable.plan
         self.sizes = measured  # and floats, of the present call
-        self.table = (ctypes.c_int64 * max(1, len(program.sizes)))()  # the sizes, where kernels read them
-        self.numbers = (ctypes.c_double * max(1, len(program.numbers)))()  # the floats, in the same way
-        placement = place(program, executable.layout, measured) if program.sizes else executable.placement
-        self.apart = {block: size_of(program, block.members, self.sizes) for block in executable.layout.apart}  # bytes
-        self.fresh = self._fresh_outputs(program, executable.layout.owned)
-        self.due = executable.due(self.fresh)
+        self.table = (ctypes.c_int64 * max(1, len(plan.sizes)))()  # the sizes, where kernels read them
+        self.numbers = (ctypes.c_double * max(1, len(plan.numbers)))()  # the floats, in the same way
+        placement = place(plan.buffers, plan.shared, measured)
+        self.apart = {block: size_of(plan.buffers, block.members, self.sizes) for block in plan.apart}  # bytes
+        self.fresh = {name: self._fresh(plan, name) for item in plan.items for name in item.makes}
+        self.due = [[self.fresh[name] for name in item.makes] for item in plan.items]
         self.arena_bytes = placement.size
-        self.bytes = placement.size + executable.rendering.workspace
+        self.bytes = placement.size + plan.workspace
         self.offsets = [(executable.slots[name], offset) for name, offset in placement.offsets.items()]
         self.address = 0  # of the block the table of pointers was last made for
         self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
         self.error = ctypes.c_int32(0)
-        for position, source in enumerate(program.numbers):
+        for position, source in enumerate(plan.numbers):
             if source.input is None:
                 self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
@@ -78,35 +76,25 @@ class Frame:
         tables = [ctypes.addressof(table) for table in (self.slots, self.table, self.error)]
         self.native = (tables[0], workspace, tables[1], tables[2])
 
-    def take(self, measured: Measures, program: Program) -> None:
+    def take(self, measured: Measures, plan: HostPlan) -> None:
         """The numbers of a call."""
         self.sizes = measured
-        for position, size in enumerate(program.sizes):
+        for position, size in enumerate(plan.sizes):
             self.table[position] = measured[size.name]  # type: ignore[assignment]
-        for position, number in enumerate(program.numbers):
+        for position, number in enumerate(plan.numbers):
             self.numbers[position] = measured[number.name]
 
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(v.at(self.sizes) for v in values)
 
-    def _fresh_outputs(self, program: Program, owned: frozenset[str]) -> list[Fresh]:
-        """The output buffers to allocate on each call."""
-        fresh: dict[str, Fresh] = {}
-        shown: dict[str, list[View]] = {}
-        for view in program.outputs:
-            if isinstance(view, View):
-                shown.setdefault(view.buffer, []).append(view)
-        for name, buffer in program.buffers.items():
-            if buffer.kind != "output" or name in owned:
-                continue
-            seen = shown.get(name, [])
-            size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
-            if len(seen) == 1 and seen[0].offset is ZERO and self._covers(seen[0], size):
-                fresh[name] = Fresh(name, self.ints(seen[0].sizes), self.ints(seen[0].strides), to_torch(seen[0].dtype))
-            else:
-                fresh[name] = Fresh(name, (size,), (1,), to_torch(buffer.dtype))
-        order = [v.buffer for v in program.outputs if isinstance(v, View) and v.buffer in fresh]
-        return [fresh[name] for name in dict.fromkeys((*order, *fresh))]
+    def _fresh(self, plan: HostPlan, name: str) -> Fresh:
+        """An output buffer, as the output that shows it where that is one."""
+        buffer = plan.buffers[name]
+        shown = [v for v in plan.outputs if isinstance(v, View) and v.buffer == name]
+        size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
+        if len(shown) == 1 and shown[0].offset is ZERO and self._covers(shown[0], size):
+            return Fresh(name, self.ints(shown[0].sizes), self.ints(shown[0].strides), to_torch(shown[0].dtype))
+        return Fresh(name, (size,), (1,), to_torch(buffer.dtype))
 
     def _covers(self, view: View, size: int) -> bool:
         sizes, strides = self.ints(view.sizes), self.ints(view.strides)
@@ -124,86 +112,46 @@ class Fresh(NamedTuple):
     dtype: torch.dtype
 
 
+class Bound(NamedTuple):
+    """An item of the plan, ready to run: a native function, or an operator."""
+
+    item: Item
+    native: Callable[..., None] | None
+    operator: Operator | None
+
+
 class Executable:
-    def __init__(
-        self, rendering: Rendering, program: Program, layout: Layout, constants: Sequence[torch.Tensor], target: Target
-    ):
-        self.rendering, self.program, self.layout = rendering, program, layout
-        self.placement = place(program, layout)  # for likely sizes, where they vary
-        self.slots = rendering.slots
-        self.constants = tuple(constants)
-        self.arguments = len(program.inputs) - len(self.constants)
+    def __init__(self, artifact: Artifact):
+        self.plan = plan = artifact.plan
+        self.slots = plan.slots
+        self.constants = artifact.constants
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
-        self._code = Code(rendering.text, target, rendering.libraries)
-        self._plan = [self._bind(item) for item in rendering.plan] or [(lambda *_: None,)]
-        self._given_up = self._last_items()
-        self._taken, self._returned = self._blocks()
-        self._apart = frozenset(name for block in layout.apart for name in block.members)
+        self._code = Code(artifact.objects, artifact.target)
+        self.items = [self._bind(item) for item in plan.items]
+        self._apart = frozenset(name for block in plan.apart for name in block.members)
         self._frames: dict[tuple[int | float, ...], list[Frame]] = {}
-        self._inputs = [(i, self.slots[name]) for i, name in enumerate(program.inputs) if name is not None]
-        in_order = [slot for _, slot in self._inputs] == list(range(len(program.inputs)))
-        self._measures = bool(program.sizes or program.numbers)
-        self._shaping = _shaping(program)
+        self._inputs = [(i, self.slots[name]) for i, name in enumerate(plan.inputs) if name is not None]
+        self._measures = bool(plan.sizes or plan.numbers)
+        self._shaping = plan.shaping()
         first = None if self._measures else Frame(self, {})
-        self._simple = (
-            first is not None
-            and len(self._plan) == 1
-            and isinstance(self._plan[0], tuple)
-            and not self.constants
-            and not layout.apart
-            and in_order
-            and len(first.fresh) == len(program.outputs)
-            and all(_is_whole(view, made) for view, made in zip(program.outputs, first.fresh, strict=True))
-        )
+        self._only = self._is_simple(first)
         if first is not None:
             self._frames[()] = [first]
 
     # -- preparation --------------------------------------------------------------------------------
-    def _bind(self, item: Native | Call) -> Any:
-        if isinstance(item, Native):
-            return (self._code.function(item.function, HOST_FUNCTION),)
-        return Operator(item, self)
+    def _bind(self, item: Item) -> Bound:
+        if isinstance(item.run, Native):
+            return Bound(item, self._code.function(item.run.function), None)
+        return Bound(item, None, Operator(item.run, self))
 
-    def due(self, fresh: Sequence[Fresh]) -> list[list[Fresh]]:
-        """For each item of the plan, the outputs that it is the first to write."""
-        found: list[list[Fresh]] = [[] for _ in self._plan]
-        for made in fresh:
-            found[self._item_of(self.layout.first_use.get(made.name, 0))].append(made)
-        return found
-
-    def _last_items(self) -> list[list[tuple[int | None, str]]]:
-        """For each item of the plan, the tensors nobody needs after it: inputs by position, results of operators."""
-        found: list[list[tuple[int | None, str]]] = [[] for _ in self._plan]
-        leaving = {v.buffer for v in self.program.outputs if isinstance(v, View)}
-        inputs = {name: i for i, name in enumerate(self.program.inputs[: self.arguments]) if name is not None}
-        for name in (*inputs, *sorted(self.layout.owned)):
-            if name not in leaving:
-                found[self._item_of(self.layout.last_use.get(name, 0))].append((inputs.get(name), name))
-        return found
-
-    def _blocks(self) -> tuple[list[list[Apart]], list[list[Apart]]]:
-        """For each item of the plan, the memory it needs from here on, and the memory it is the last to need."""
-        taken: list[list[Apart]] = [[] for _ in self._plan]
-        returned: list[list[Apart]] = [[] for _ in self._plan]
-        for block in self.layout.apart:
-            taken[self._item_of(block.first)].append(block)
-            returned[self._item_of(block.last)].append(block)
-        return taken, returned
-
-    def private_outputs(self) -> frozenset[int]:
-        """Outputs that are all of a buffer made for them, which no other output shows."""
-        seen = Counter(v.buffer for v in self.program.outputs if isinstance(v, View))
-        return frozenset(
-            i
-            for i, v in enumerate(self.program.outputs)
-            if isinstance(v, View)
-            and seen[v.buffer] == 1
-            and self.program.buffers[v.buffer].kind == "output"
-            and v.buffer not in self.layout.owned
-        )
-
-    def _item_of(self, step: int) -> int:
-        return max(0, bisect_right(self.rendering.starts, step) - 1)
+    def _is_simple(self, frame: Frame | None) -> Bound | None:
+        """The one native stretch that is all of the program, where every output is a buffer made for it."""
+        if frame is None or len(self.items) != 1 or self.items[0].native is None or self.constants or self._apart:
+            return None
+        outputs, made = self.plan.outputs, frame.due[0]
+        in_order = [slot for _, slot in self._inputs] == list(range(len(self.plan.inputs)))
+        whole = len(made) == len(outputs) and all(_is_whole(view, one) for view, one in zip(outputs, made, strict=True))
+        return self.items[0] if in_order and whole else None
 
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
@@ -224,8 +172,8 @@ class Executable:
         return self._call((), args, overwrite)
 
     def _call(self, args: tuple, own: list[Any] | None, overwrite: bool = False) -> list[Any]:
-        program = self.program
-        measured = measure(program.sizes, program.numbers, args if own is None else own) if self._measures else {}
+        plan = self.plan
+        measured = measure(plan.sizes, plan.numbers, args if own is None else own) if self._measures else {}
         key = tuple([measured[name] for name in self._shaping])
         frames = self._frames.get(key)
         if frames is None:
@@ -235,12 +183,12 @@ class Executable:
         except IndexError:
             frame = Frame(self, measured)
         if measured:
-            frame.take(measured, program)
+            frame.take(measured, plan)
         block = ARENA.take(frame.bytes)
         frame.use(block)
         try:
-            if self._simple:
-                return self._run_simple(frame, args if own is None else own)
+            if self._only is not None:
+                return self._run_simple(self._only, frame, args if own is None else own)
             return self._run(frame, args, own, overwrite)
         finally:
             frame.tensors.clear()
@@ -253,51 +201,49 @@ class Executable:
             self._frames.pop(next(iter(self._frames)), None)
         return self._frames.setdefault(key, [])
 
-    def _run_simple(self, frame: Frame, args: Sequence[Any]) -> list[Any]:
+    def _run_simple(self, only: Bound, frame: Frame, args: Sequence[Any]) -> list[Any]:
         """One native stretch, fresh outputs: nothing to look up."""
         slots = frame.slots
         slots[0 : len(args)] = [a.data_ptr() for a in args]
         outputs = []
-        for name, sizes, strides, dtype in frame.fresh:
+        for name, sizes, strides, dtype in frame.due[0]:
             tensor = _empty_cpu(sizes, strides, dtype)
             slots[self.slots[name]] = tensor.data_ptr()
             outputs.append(tensor)
-        self._plan[0][0](*frame.native)
+        only.native(*frame.native)  # type: ignore[misc]
         if frame.error.value:
-            raise self._failure(frame, 0)
+            raise self._failure(frame, only.item)
         return outputs
 
     def _run(self, frame: Frame, args: tuple, own: list[Any] | None, overwrite: bool) -> list[Any]:
         slots, tensors = frame.slots, frame.tensors
         self._take_inputs(frame, args if own is None else own)
         memory: dict[Apart, torch.Tensor] = {}
-        for number, (item, due, taken, returned, given_up) in enumerate(
-            zip(self._plan, frame.due, self._taken, self._returned, self._given_up, strict=True)
-        ):
+        for (item, native, operator), due in zip(self.items, frame.due, strict=True):
             for name, sizes, strides, dtype in due:
                 tensors[name] = tensor = _empty_cpu(sizes, strides, dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
-            for block in taken:
+            for block in item.takes:
                 memory[block] = tensor = self._memory_for(block, frame, overwrite)
                 for name in block.members:
                     slots[self.slots[name]] = tensor.data_ptr()
-            if isinstance(item, tuple):
-                item[0](*frame.native)
+            if native is not None:
+                native(*frame.native)
                 if frame.error.value:
-                    raise self._failure(frame, number)
+                    raise self._failure(frame, item)
             else:
                 try:
-                    item(frame)
+                    operator(frame)  # type: ignore[misc]
                 except Exception as error:
-                    raise RunFailed(error, self._is_ahead_of_effects(number)) from error
+                    raise RunFailed(error, item.in_time) from error
             tensor = None
-            for block in returned:
+            for block in item.returns:
                 del memory[block]
-            for position, name in given_up:
+            for name, position in item.drops:
                 tensors.pop(name, None)
                 if own is not None and position is not None:
                     own[position] = None
-        return [self._output(frame, output) for output in self.program.outputs]
+        return [self._output(frame, output) for output in self.plan.outputs]
 
     @staticmethod
     def _memory_for(block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
@@ -312,20 +258,16 @@ class Executable:
         for position, slot in self._inputs:
             value = args[position] if position < given else self.constants[position - given]
             frame.slots[slot] = value.data_ptr()
-            frame.tensors[self.program.inputs[position]] = value  # type: ignore[index]
+            frame.tensors[self.plan.inputs[position]] = value  # type: ignore[index]
 
-    def _failure(self, frame: Frame, item: int) -> RunFailed:
+    @staticmethod
+    def _failure(frame: Frame, item: Item) -> RunFailed:
         """What native code left in the error cell, which is emptied."""
         code = frame.error.value & ~IN_TIME
-        in_time = bool(frame.error.value & IN_TIME) or self._is_ahead_of_effects(item)
+        in_time = bool(frame.error.value & IN_TIME) or item.in_time
         frame.error.value = 0
         failed = CallError("a library operator failed; its own message is on the standard error stream")
         return RunFailed(raised_for(code) or failed, in_time)
-
-    def _is_ahead_of_effects(self, item: int) -> bool:
-        """Whether this item of the plan ends before the first step that the caller can see to have been run."""
-        ends = (*self.rendering.starts, len(self.program.steps))[item + 1]
-        return self.layout.first_effect is None or ends <= self.layout.first_effect
 
     def _output(self, frame: Frame, output: Any) -> Any:
         if isinstance(output, View):
@@ -343,7 +285,7 @@ class Executable:
             found = frame.views.get(view)
             if found is None:
                 # A storage of its own: some operators count offsets from the start of the storage.
-                size = self.program.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
+                size = self.plan.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
                 address = frame.slots[self.slots[view.buffer]]
                 storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
                 found = torch.empty(0, dtype=to_torch(view.dtype), device=_CPU)
@@ -354,17 +296,6 @@ class Executable:
         if offset == 0 and base.shape == sizes and base.stride() == strides:
             return base
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
-
-
-def _shaping(program: Program) -> tuple[str, ...]:
-    """The sizes that memory is laid out by; other numbers may change from call to call and leave it as it is."""
-    shown = list(views(program.outputs))
-    for call in program.calls:
-        shown += views((call.args, call.kwargs, call.results))
-    exprs = [buffer.size for buffer in program.buffers.values()]
-    exprs += [e for view in shown for e in (*view.sizes, *view.strides, view.offset)]
-    names = {atom.name for e in exprs for atom in e.atoms() if isinstance(atom, Size)}
-    return tuple(source.name for source in program.sizes if source.name in names)
 
 
 def _is_whole(output: Any, made: Fresh) -> bool:

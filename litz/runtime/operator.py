@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from litz.codegen.shim import operator_of
 from litz.errors import CallError
 from litz.loop.dtype import to_torch
 from litz.loop.expr import Expr
 from litz.loop.ir import Call, Number, View
-from litz.schedule.memory import writes_in_place
+from litz.loop.operator import operator_named
+from litz.schedule.lifetimes import writes_in_place
 
 if TYPE_CHECKING:
     from litz.runtime.cpu import Executable, Frame
@@ -36,16 +36,13 @@ _AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
 class Operator:
     def __init__(self, call: Call, executable: Executable):
         self.call, self.executable = call, executable
-        namespace, rest = call.target.split("::")
-        name, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace), name)
         self.into_arena = writes_in_place(call)
-        self.function: Callable = getattr(packet, "out" if self.into_arena else (overload or "default"))
+        self.function: Callable = operator_named(call.target, "out" if self.into_arena else None)
         self.function = _AS_EAGER.get(call.target, self.function)
-        own = operator_of(call)._schema.arguments
+        own = operator_named(call.target)._schema.arguments
         aliases = any(a.alias_info is not None for a in own)
         # A result that may be a window on arena memory is copied: the arena does not know of it.
-        buffers = executable.program.buffers
+        buffers = executable.plan.buffers
         self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
 
     def __call__(self, frame: Frame) -> None:

@@ -34,6 +34,7 @@ from litz.loop.ir import (
     contiguous,
     definitions_for,
 )
+from litz.loop.operator import operator_named, taken_apart
 from litz.schedule.set_aside import set_aside
 
 # Operators that do not look at the values they are given.
@@ -83,10 +84,8 @@ def draws(step: Step) -> bool:
     """Whether it is an operator that takes from torch's stream of random numbers."""
     if not isinstance(step, Call):
         return False
-    namespace, _, rest = step.target.partition("::")
-    name, _, overload = rest.partition(".")
-    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-    return torch.Tag.nondeterministic_seeded in operator.tags and name not in _DRAWS_NOTHING
+    seeded = torch.Tag.nondeterministic_seeded in operator_named(step.target).tags
+    return seeded and taken_apart(step.target).name not in _DRAWS_NOTHING
 
 
 def _checks_of(kernel: Kernel) -> Kernel | None:
@@ -139,7 +138,7 @@ def _moved_ahead(program: Program, checked: set[str]) -> list[Step]:
 def _may_fail(step: Step) -> bool:
     if isinstance(step, Kernel):
         return any(isinstance(op, Check) for op in step.body)
-    return step.target.partition("::")[2].partition(".")[0] not in _CANNOT_FAIL
+    return taken_apart(step.target).name not in _CANNOT_FAIL
 
 
 def _dependences(steps: Sequence[Step]) -> list[set[int]]:

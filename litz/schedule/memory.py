@@ -1,38 +1,24 @@
 """Plan memory: every temporary buffer gets a place in one arena, and places are used again.
 
 In: a program whose steps are in order. Out: a `Layout`, which holds whatever the sizes are: how long each buffer
-lives, which ones follow each other in one piece of memory, which have memory of their own. `place` then gives byte
-offsets, for sizes that may be known only at a call.
-
-Buffers are placed largest first at the lowest offset that is free during their whole life, which for
-graphs of this kind comes within a few per cent of the peak of live bytes. A kernel may also write a
-result over an argument that dies there, when it reads and writes each element at the same place.
+lives, which ones follow each other in one piece of memory, which have memory of their own. `place.py` then gives byte
+offsets, for sizes that may be known only at a call. A kernel may also write a result over an argument that dies
+there, when it reads and writes each element at the same place.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr
-from litz.loop.formula import Measures
-from litz.loop.ir import Call, Kernel, Load, Program, Store, View
+from litz.loop.ir import Kernel, Load, Program, Store
 from litz.loop.passes import last_pass_only
 from litz.schedule.check_first import first_effect
-
-ALIGNMENT = 64
-
-
-class Span(NamedTuple):
-    """Buffers that follow each other in one piece of memory, from the step before which it is needed to the step
-    after which it is not."""
-
-    members: tuple[str, ...]
-    first: int
-    last: int
+from litz.schedule.lifetimes import Lifetimes, lifetimes
+from litz.schedule.place import Span, bytes_of, size_of
 
 
 class Apart(NamedTuple):
@@ -43,20 +29,6 @@ class Apart(NamedTuple):
     last: int
     over: str | None = None  # an input that dies at `first`, and whose memory this may be
     into: str | None = None  # the output that is its last member, and whose memory this is
-
-
-class Placement(NamedTuple):
-    """The arena for certain sizes: where each temporary buffer begins, in bytes, and how large it all is."""
-
-    offsets: dict[str, int]
-    size: int
-
-
-@dataclass(frozen=True)
-class Lifetimes:
-    born: dict[str, int]  # buffer -> step that writes it first
-    dies: dict[str, int]  # buffer -> step after which it is dead
-    owned: frozenset[str]  # buffers that a called operator allocates
 
 
 @dataclass(frozen=True)
@@ -83,11 +55,11 @@ def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -
     also take the place of a `donated` input that dies where it is written. What is large is decided here, by likely
     sizes where they vary.
     """
-    large = frozenset(name for name in donated if bytes_of(program, name) >= _WORTH_A_PAUSE)
+    large = frozenset(name for name in donated if bytes_of(program.buffers, name) >= _WORTH_A_PAUSE)
     layout = plan_memory(program, _WORTH_A_PAUSE, large)
     pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
-        if buffer.dtype not in DTYPES or bytes_of(program, name) < _WORTH_A_PAUSE:
+        if buffer.dtype not in DTYPES or bytes_of(program.buffers, name) < _WORTH_A_PAUSE:
             continue
         if buffer.kind == "output" and name in layout.first_use:
             pauses.add(layout.first_use[name])
@@ -105,15 +77,16 @@ def plan_memory(program: Program, most: int | None = None, donated: frozenset[st
         if program.buffers[name].kind == "temp" and name not in life.owned and program.buffers[name].dtype in DTYPES
     ]
     # With memory apart, an output may also be made in place: what is computed over lies in it from the start.
-    outputs = {
-        n for n in life.born if most is not None and _is_output(program, n, life) and bytes_of(program, n) >= most
-    }
+    outputs = set()
+    if most is not None:
+        made = (name for name in life.born if _is_output(program, name, life))
+        outputs = {name for name in made if bytes_of(program.buffers, name) >= most}
     taken_over = _in_place(program, life, set(temps) | outputs, set(temps) | donated)
     shared: list[Span] = []
     apart: list[Apart] = []
     for members in _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over):
         span = Span(tuple(members), min(life.born[m] for m in members), max(life.dies[m] for m in members))
-        if most is None or size_of(program, span.members) < most:
+        if most is None or size_of(program.buffers, span.members) < most:
             shared.append(span)
             continue
         into = members[-1] if members[-1] in outputs else None
@@ -123,128 +96,8 @@ def plan_memory(program: Program, most: int | None = None, donated: frozenset[st
     return Layout(tuple(shared), life.owned, life.dies, first_use, tuple(apart), first_effect=first_effect(program))
 
 
-def lifetimes(program: Program) -> Lifetimes:
-    born: dict[str, int] = {}
-    dies: dict[str, int] = {}
-    owned: set[str] = set()
-    for at, step in enumerate(program.steps):
-        for name in (*step.reads, *step.writes):
-            dies[name] = at
-        for name in step.writes:
-            born.setdefault(name, at)
-        if isinstance(step, Call) and not writes_in_place(step):
-            owned.update(v.buffer for v in step.results if v is not None)
-    for output in program.outputs:
-        if isinstance(output, View):
-            dies[output.buffer] = len(program.steps)
-    return Lifetimes(born, dies, frozenset(owned))
-
-
-def place(program: Program, layout: Layout, sizes: Measures | None = None) -> Placement:
-    """The arena at these sizes; without them, at likely ones."""
-    placed = _Taken(1 + max((span.last for span in layout.shared), default=0))
-    offsets: dict[str, int] = {}
-    total = 0
-    spans = [(size_of(program, span.members, sizes), span) for span in layout.shared]
-    for size, (members, start, end) in sorted(spans, key=lambda s: (-s[0], s[1].first)):
-        offset = 0
-        for low, high in placed.during(start, end):
-            if offset + size <= low:
-                break
-            offset = max(offset, high)
-        placed.add(start, end, offset, offset + size)
-        total = max(total, offset + size)
-        offsets.update(dict.fromkeys(members, offset))
-    return Placement(offsets, total)
-
-
-Bytes = tuple[int, int]  # from the first to before the second
-
-
-class _Taken:
-    """Which bytes are taken, and during which steps: a tree of stretches of steps, each half of the one above it.
-
-    What is taken for a while is noted at the few stretches that make up that while, and neighbours are noted as one:
-    memory is packed, so there is little to look through however many buffers are alive.
-    """
-
-    def __init__(self, steps: int):
-        self.leaves = 1 << max(0, steps - 1).bit_length()
-        self.throughout: dict[int, list[Bytes]] = {}  # stretch -> taken at each of its steps
-        self.somewhere: dict[int, list[Bytes]] = {}  # stretch -> taken at one of its steps or more
-
-    def add(self, first: int, last: int, low: int, high: int) -> None:
-        above = set()
-        for stretch in self._stretches(first, last):
-            _unite(self.throughout.setdefault(stretch, []), low, high)
-            while stretch and stretch not in above:
-                above.add(stretch)
-                stretch >>= 1
-        for stretch in above:
-            _unite(self.somewhere.setdefault(stretch, []), low, high)
-
-    def during(self, first: int, last: int) -> list[Bytes]:
-        """What is taken at some step from the first to the last, in order."""
-        found: set[Bytes] = set()
-        above = set()
-        for stretch in self._stretches(first, last):
-            found.update(self.somewhere.get(stretch, ()))
-            while stretch and stretch not in above:
-                above.add(stretch)
-                stretch >>= 1
-        for stretch in above:
-            found.update(self.throughout.get(stretch, ()))
-        return sorted(found)
-
-    def _stretches(self, first: int, last: int) -> Iterator[int]:
-        """The largest stretches that make up the steps from the first to the last."""
-        low, high = first + self.leaves, last + self.leaves + 1
-        while low < high:
-            if low & 1:
-                yield low
-                low += 1
-            if high & 1:
-                high -= 1
-                yield high
-            low, high = low >> 1, high >> 1
-
-
-def _unite(taken: list[Bytes], low: int, high: int) -> None:
-    """Add to bytes that are in order and do not touch each other."""
-    start = bisect_left(taken, (low,))
-    if start and taken[start - 1][1] >= low:
-        start -= 1
-        low = taken[start][0]
-    stop = start
-    while stop < len(taken) and taken[stop][0] <= high:
-        high = max(high, taken[stop][1])
-        stop += 1
-    taken[start:stop] = [(low, high)]
-
-
 def _is_output(program: Program, name: str, life: Lifetimes) -> bool:
     return program.buffers[name].kind == "output" and name not in life.owned and program.buffers[name].dtype in DTYPES
-
-
-def writes_in_place(call: Call) -> bool:
-    """Whether the runtime can have the operator write into memory of ours."""
-    return call.target in OUT_VARIANTS and all(v is not None and v.dtype in DTYPES for v in call.results)
-
-
-OUT_VARIANTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-
-
-def size_of(program: Program, members: tuple[str, ...], sizes: Measures | None = None) -> int:
-    """Bytes that hold any of the buffers."""
-    return max(bytes_of(program, m, sizes) for m in members)
-
-
-def bytes_of(program: Program, name: str, sizes: Measures | None = None) -> int:
-    """Bytes of a buffer, up to the next boundary; at likely sizes unless they are given."""
-    buffer = program.buffers[name]
-    count = buffer.size.hint if sizes is None else buffer.size.at(sizes)
-    size = max(count, 0) * DTYPES[buffer.dtype].bytes
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[str]) -> dict[str, str]:

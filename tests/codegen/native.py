@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from litz.codegen.render import render
+from litz.codegen.llvm.build import build as objects_of
+from litz.codegen.llvm.render import render
+from litz.codegen.plan import host_plan
 from litz.context import Context
 from litz.loop.dtype import from_torch
 from litz.loop.expr import Axis, constant, expr
 from litz.loop.ir import Apply, Buffer, Kernel, Load, Op, Program, Store, View
 from litz.loop.verify import verify
 from litz.options import Options
+from litz.report import Built
+from litz.runtime.artifact import Artifact
 from litz.runtime.cpu import Executable
 from litz.schedule.memory import plan_memory
 from litz.target import Target, detect
@@ -22,7 +26,10 @@ def build(program: Program, target: Target | None = None) -> Executable:
     ctx = Context(Options(), target or detect(threads=2))
     verify(program)
     layout = plan_memory(program)
-    return Executable(render(program, layout, ctx), program, layout, (), ctx.target)
+    rendering = render(program, layout, ctx)
+    plan = host_plan(program, layout, rendering.runs, rendering.slots, 0, rendering.workspace)
+    objects = objects_of(rendering.modules, ctx.target)
+    return Executable(Artifact(plan, objects, (), ctx.target, Built("forward", 0, 0, {}, 0)))
 
 
 def run(program: Program, inputs: Sequence[torch.Tensor], target: Target | None = None) -> list[torch.Tensor]:

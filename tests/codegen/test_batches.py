@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from litz.codegen.batch import batches
+from litz.codegen.llvm.batch import batches
 from litz.loop.flat import elements, flat_form
 from litz.loop.parse import parse_program
 from litz.schedule.memory import plan_memory

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from litz.codegen.llvm.build import build
 from litz.errors import CompileError
 from litz.loop.dtype import DTYPES, to_torch
 from litz.loop.ir import Kernel, Load, Program, Store, View
 from litz.loop.scalar import BOOL, Scalar
-from litz.runtime.jit import Code, undefined_symbols
+from litz.runtime.link import Code, undefined_symbols
 from litz.target import Target, _host_cpu, detect
 from tests.codegen.native import over_each, run
 from tests.codegen.test_scalars import ROWS, SPECIAL, TYPES, arguments, judge
@@ -128,5 +129,5 @@ def test_a_function_that_does_not_exist_is_named() -> None:
       ret float %y
     }"""
     with pytest.raises(CompileError, match="calls nobody_has_this, which this process does not have"):
-        Code(text, detect(1))
+        Code(build([text], detect(1)), detect(1))
     assert undefined_symbols(b"something else") == []

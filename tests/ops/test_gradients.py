@@ -80,7 +80,7 @@ def test_the_gradient_of_dropout() -> None:
 # -- generated code ---------------------------------------------------------------------------
 def compiled(graph: torch.fx.GraphModule) -> tuple[Executable, Context]:
     ctx = Context(Options(verify=True, snapshots=True), detect(threads=2))
-    return compile_graph(graph, ctx), ctx
+    return Executable(compile_graph(graph, ctx)), ctx
 
 
 def _layer_norm(g, x, w):

@@ -15,7 +15,8 @@ import torch
 import litz
 from benchmarks.scaling import FAMILIES, GROWTH
 from litz import pipeline
-from litz.codegen import host, shim
+from litz.codegen.llvm import host
+from litz.codegen.plan import IN_TIME
 from litz.context import Context
 from litz.loop.expr import expr
 from litz.loop.ir import Buffer, Program
@@ -23,7 +24,7 @@ from litz.loop.parse import parse_program
 from litz.options import Options
 from litz.schedule import draft
 from litz.schedule.fuse import fuse
-from litz.schedule.memory import Layout, Span, bytes_of, place
+from litz.schedule.place import Span, bytes_of, place
 from litz.target import detect
 
 # Programs just large enough that what a stage does once does not count.
@@ -171,7 +172,7 @@ def test_a_failure_ahead_of_an_effect_ends_all_parts(index_first: bool, monkeypa
     report = litz.last_report()
     assert report is not None and report.left_to_eager is None
     parts = re.findall(r"^define void @run\d+\.\d+.*?^}", report.snapshot("render"), re.MULTILINE | re.DOTALL)
-    (ending,) = (at for at, text in enumerate(parts) if re.search(rf"or i32 %\w+, {shim.IN_TIME}\n", text))
+    (ending,) = (at for at, text in enumerate(parts) if re.search(rf"or i32 %\w+, {IN_TIME}\n", text))
     assert 5 < ending < len(parts) - 1  # operators before it, and an effect in a part that comes after
 
 
@@ -185,14 +186,13 @@ def test_places_are_the_lowest_that_are_free(seed: int) -> None:
         spans.append(Span((f"b{i}",), first, draw.randrange(first, min(201, first + draw.choice([1, 5, 100])))))
         size = expr(16 * draw.randrange(1, 9))
         program.buffers[f"b{i}"] = Buffer(f"b{i}", "f32", size)
-    layout = Layout(tuple(spans), frozenset(), {}, {})
     placed: list[tuple[Span, int, int]] = []
-    for span in sorted(spans, key=lambda s: (-bytes_of(program, s.members[0]), s.first)):
-        size_ = bytes_of(program, span.members[0])
+    for span in sorted(spans, key=lambda s: (-bytes_of(program.buffers, s.members[0]), s.first)):
+        size_ = bytes_of(program.buffers, span.members[0])
         beside = [(low, high) for s, low, high in placed if s.first <= span.last and span.first <= s.last]
         free = [0, *sorted(high for _, high in beside)]
         offset = next(o for o in free if all(o + size_ <= low or high <= o for low, high in beside))
         placed.append((span, offset, offset + size_))
-    placement = place(program, layout)
+    placement = place(program.buffers, spans)
     assert placement.offsets == {span.members[0]: low for span, low, _ in placed}
     assert placement.size == max(high for _, _, high in placed)

@@ -19,7 +19,8 @@ from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.fault import LAST_FAULT
 from litz.loop.ir import Call, Number, Program, View
-from litz.schedule.memory import OUT_VARIANTS
+from litz.loop.operator import operator_named
+from litz.schedule.lifetimes import OUT_VARIANTS
 
 SHIMS: dict[str, str] = {
     "aten::mm": "aoti_torch_cpu_mm_out",
@@ -33,15 +34,8 @@ SHIMS: dict[str, str] = {
 
 # What host functions leave in the error cell.
 OPERATOR_FAILED = LAST_FAULT + 1
-IN_TIME = 256  # added where the call ended before the first step with an effect
 
-_SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
-
-
-def operator_of(call: Call) -> torch._ops.OpOverload:
-    namespace, rest = call.target.split("::")
-    name, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
 
 
 def native_calls(program: Program) -> frozenset[str]:
@@ -64,7 +58,7 @@ def native_calls(program: Program) -> frozenset[str]:
 def _describable(call: Call) -> bool:
     def known(arg: Any) -> bool:
         if isinstance(arg, View):
-            return arg.dtype in _SCALAR_TYPE and all(s is not ZERO for s in arg.sizes)
+            return arg.dtype in SCALAR_TYPE and all(s is not ZERO for s in arg.sizes)
         if isinstance(arg, (tuple, list)):
             return all(isinstance(a, (int, Expr)) for a in arg)
         return arg is None or isinstance(arg, (bool, int, float, Expr, Number, torch.dtype))
@@ -76,7 +70,7 @@ def _describable(call: Call) -> bool:
 
 def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]) -> list[str]:
     """Emit the call; the names of the buffers whose handles the caller must release after their last use."""
-    schema = operator_of(call)._schema
+    schema = operator_named(call.target)._schema
     emitter = _CallWriter(w, call, slots, module, sizes)
     values = _in_schema_order(schema, call)
     parameters: list[str] = []
@@ -173,7 +167,7 @@ class _CallWriter:
         self.module.declare(f"declare i32 {name}(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64)")
         status = w.let(
             f"call i32 {name}(ptr {data}, i64 {len(view.sizes)}, ptr {sizes}, ptr {strides}, i64 0, "
-            f"i32 {_SCALAR_TYPE[view.dtype]}, i32 0, i32 0, ptr {cell}, i32 0, ptr null, i64 0)"
+            f"i32 {SCALAR_TYPE[view.dtype]}, i32 0, i32 0, ptr {cell}, i32 0, ptr null, i64 0)"
         )
         self.stop_if(w.let(f"icmp ne i32 {status}, 0"), OPERATOR_FAILED)
         handle = w.let(f"load ptr, ptr {cell}")
@@ -202,7 +196,7 @@ class _CallWriter:
         if isinstance(value, torch.dtype):
             from litz.loop.dtype import from_torch
 
-            return f"i32 {_SCALAR_TYPE[str(from_torch(value))]}"
+            return f"i32 {SCALAR_TYPE[str(from_torch(value))]}"
         if kind == "bool":
             return f"i32 {int(value)}"
         if kind in ("float", "number"):
@@ -257,7 +251,7 @@ class _CallWriter:
         sizes, strides = self.array(result.sizes), self.array(result.strides)
         module.declare("declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)")
         module.declare("declare i32 @aoti_torch_copy_(ptr, ptr, i32)")
-        form = f"i64 {len(result.sizes)}, ptr {sizes}, ptr {strides}, i32 {_SCALAR_TYPE[result.dtype]}"
+        form = f"i64 {len(result.sizes)}, ptr {sizes}, ptr {strides}, i32 {SCALAR_TYPE[result.dtype]}"
         made = w.let(f"call i32 @aoti_torch_empty_strided({form}, i32 0, i32 0, ptr {cell})")
         self.stop_if(w.let(f"icmp ne i32 {made}, 0"), OPERATOR_FAILED)
         copied = w.let(f"call i32 @aoti_torch_copy_(ptr {w.let(f'load ptr, ptr {cell}')}, ptr {handle}, i32 0)")

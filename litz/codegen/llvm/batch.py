@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from litz.codegen.llvm.loops import TRAILING, Rendered
+from litz.codegen.llvm.team import declare_kernel, start_team, team_place
 from litz.codegen.llvm.writer import Module, Writer
 from litz.loop.contraction import contraction
 from litz.loop.ir import Kernel, Program, Step
@@ -70,6 +71,7 @@ def write_part(module: Module, kernel: Rendered) -> None:
         slot = w.let(f"load i64, ptr {w.address('i64', '%row', len(_HEADER) + position)}")
         address = w.address("ptr", "%slots", slot)
         arguments.append(f"ptr {w.let(f'load ptr, ptr {address}')}")
+    declare_kernel(module, kernel)
     w.emit(f"call void @{kernel.name}({', '.join((*arguments, *TRAILING))})")
     w.emit("ret void")
     w.define(f"{kernel.name}.part", ", ".join(("ptr %slots", "ptr %row", *TRAILING)))
@@ -96,7 +98,7 @@ def launch(w: Writer, kernels: Sequence[tuple[Rendered, Sequence[int]]], threads
     if threads == 1:
         w.emit(f"call void @{_WALK}(ptr {data}, i64 0, i64 1)")
     else:
-        w.emit(f"call void @GOMP_parallel(ptr @{_TEAM}, ptr {data}, i32 {threads}, i32 0)")
+        start_team(w, _TEAM, data, threads)
 
 
 def write_walk(module: Module) -> None:
@@ -121,8 +123,7 @@ def write_walk(module: Module) -> None:
     w.emit("ret void")
     w.define(_WALK, "ptr %data, i64 %me, i64 %team")
     w = Writer(module)
-    me = w.let(f"sext i32 {w.let('call i32 @omp_get_thread_num()')} to i64")
-    team = w.let(f"sext i32 {w.let('call i32 @omp_get_num_threads()')} to i64")
+    me, team = team_place(w)
     w.emit(f"call void @{_WALK}(ptr %data, i64 {me}, i64 {team})")
     w.emit("ret void")
     w.define(_TEAM, "ptr %data")

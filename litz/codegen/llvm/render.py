@@ -1,21 +1,25 @@
 """Render a program: LLVM text for its kernels, each different one once, and for its host functions.
 
-In: a scheduled `Program` and its `Layout`. Out: a `Rendering`: the module's text and the plan the
-runtime follows, native stretches and the operators called between them.
+In: a scheduled `Program` and its `Layout`. Out: a `Rendering`: the text of several modules, and what is to be run in
+which order, native stretches and the operators called between them.
+
+A kernel is a module of its own, and named by its text. Whoever needs the same kernel, in this program or another one,
+needs the same text, so object code can be kept by it; and modules are built side by side.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import chain
-from typing import Union
 
-from litz.codegen import batch, host, shim
-from litz.codegen.llvm import contract, loops, microkernel, tiles
+from litz.codegen.llvm import batch, contract, host, loops, microkernel, shim, team, tiles
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.tiling import tiling
 from litz.codegen.llvm.writer import Module
+from litz.codegen.plan import Native, Run
 from litz.context import Context
 from litz.loop.contraction import contraction
 from litz.loop.flat import elements, flat_form
@@ -25,45 +29,35 @@ from litz.target import Target
 
 
 @dataclass(frozen=True)
-class Native:
-    """A stretch of steps that one host function runs."""
-
-    function: str
-
-
-Item = Union[Native, Call]
-
-
-@dataclass(frozen=True)
 class Rendering:
-    text: str
-    plan: tuple[Item, ...]
-    starts: tuple[int, ...]  # the step each item of the plan begins with
+    modules: tuple[str, ...]  # the kernels, the functions they share, and last the host functions
+    runs: tuple[tuple[int, Run], ...]  # what is run, in order, and the step each begins with
     slots: dict[str, int]
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
-    libraries: tuple[tuple[str, str], ...]  # functions that depend on the machine alone: name and module text
+
+    def text(self) -> str:
+        return "\n".join(self.modules)
 
 
 def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
     module = Module(ctx.target.function_bytes)
-    host.declare_runtime(module)
     native = shim.native_calls(program)
     slots = _slots(program, native)
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
     sizes = tuple(s.name for s in program.sizes)
     kernels = _Kernels(program, ctx.target, module, sizes)
-    plan: list[Item] = []
-    starts: list[int] = []
+    runs: list[tuple[int, Run]] = []
+    begun = 0
     writer: host.HostWriter | None = None
 
     def close() -> None:
         nonlocal writer
         if writer is not None:
             writer.finish()
-            plan.append(Native(writer.name))
+            runs.append((begun, Native(writer.name)))
             writer = None
 
     for positions in batch.batches(program, layout):
@@ -73,13 +67,12 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             close()
         if isinstance(step, Call) and step.name not in native:
             close()
-            plan.append(step)
-            starts.append(at)
+            runs.append((at, step))
             overdue += held.pop(at, [])
             continue
         if writer is None:
-            starts.append(at)
-            writer = host.HostWriter(module, f"run{len(plan)}", slots, ctx.target.threads, sizes)
+            begun = at
+            writer = host.HostWriter(module, f"run{len(runs)}", slots, ctx.target.threads, sizes)
         elif at == layout.first_effect:
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         if isinstance(step, Call):
@@ -89,17 +82,21 @@ def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
             writer.launch([kernels.launch(program.steps[position], len(positions) > 1) for position in positions])
         writer.release([*overdue, *(name for position in positions for name in held.pop(position, ()))])
         overdue = []
+    if not program.steps:  # outputs may still have to be made
+        writer = host.HostWriter(module, "run0", slots, ctx.target.threads, sizes)
     close()
-    return Rendering(
-        module.text(),
-        tuple(plan),
-        tuple(starts),
-        slots,
-        kernels.launches,
-        len(kernels.built),
-        kernels.workspace * ctx.target.threads,
-        tuple((t.name, microkernel.text(t)) for t in kernels.tiles),
-    )
+    modules = (*kernels.modules, *map(microkernel.text, kernels.tiles), module.text())
+    workspace = kernels.workspace * ctx.target.threads
+    return Rendering(modules, tuple(runs), slots, kernels.launches, len(kernels.built), workspace)
+
+
+_UNNAMED = "kernel"  # what a kernel is called until its text is known
+
+
+def _named(text: str) -> tuple[str, str]:
+    """A name for the kernel of a module, made of the module's text, and the text with that name in it."""
+    name = f"k_{blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return name, re.sub(rf"@{_UNNAMED}\b", f"@{name}", text)
 
 
 class _Kernels:
@@ -108,6 +105,7 @@ class _Kernels:
     def __init__(self, program: Program, target: Target, module: Module, sizes: tuple[str, ...]):
         self.buffers, self.target, self.module, self.sizes = program.buffers, target, module, sizes
         self.built: dict[tuple, Rendered] = {}
+        self.modules: dict[str, None] = {}
         self.tiles: dict[microkernel.Tile, None] = {}
         self.launches = 0
         self.workspace = 0  # bytes a thread
@@ -124,7 +122,7 @@ class _Kernels:
         key = (shared.axes, shared.reduced, shared.body, types, flat is None)
         kernel = self.built.get(key)
         if kernel is None:
-            kernel = self.built[key] = self._build(shared, order, flat is not None, f"k{len(self.built)}_{step.name}")
+            kernel = self.built[key] = self._build(shared, order, flat is not None)
         if flat is not None:
             kernel = replace(kernel, units=elements(step), work=loops.work_of(step))
         if batched and kernel.name not in self._parts:
@@ -137,9 +135,10 @@ class _Kernels:
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         return host.Launch(kernel, tuple(names[b] for b in kernel.buffers))
 
-    def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool, name: str) -> Rendered:
+    def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool) -> Rendered:
         buffers = {f"b{i}": replace(self.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
-        around = (buffers, self.target, self.module, name, self.sizes)
+        module = Module(self.target.function_bytes)
+        around = (buffers, self.target, module, _UNNAMED, self.sizes)
         product = contraction(kernel)
         tile = None if flat else tiling(kernel, self.target)
         packed = math.inf if product is None else contract.cycles(product, kernel, self.target)
@@ -150,8 +149,10 @@ class _Kernels:
             self.tiles.update(dict.fromkeys(called))
         else:
             rendered = (loops.render_flat if flat else loops.render)(kernel, *around)
-        host.write_team_body(self.module, rendered)
-        return rendered
+        team.write_team_body(module, rendered)
+        name, text = _named(module.text())
+        self.modules[text] = None
+        return replace(rendered, name=name)
 
     def _shared_flat_forms(self, program: Program) -> dict[str, Kernel]:
         """Step -> its flat form, where steps of other lengths share it: one that stands alone is better off with a

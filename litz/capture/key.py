@@ -1,0 +1,233 @@
+"""The key of a compile: named entries that say all that the code depends on, and nothing else.
+
+In: Dynamo's graph, its inputs, the options, the target. Out: `{name: text}`, the same in any process that would make
+the same code; or `Uncacheable`, with what stands in the way: a function of the user's that has a name here and may mean
+something else elsewhere, an object without a spelling.
+
+Entries are named finely, so that a miss can say what changed: an operator, a number, a shape.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from litz.capture.subclasses import is_subclass
+from litz.loop.exact import spelled
+from litz.options import Options
+from litz.target import Target
+
+_TORCHS_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler")
+_MODULES = ("torch", "operator", "_operator", "builtins", "math")
+_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Uncacheable(Exception):
+    """Why a compile has no key."""
+
+
+def key_entries(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Target
+) -> dict[str, str]:
+    if not options.cacheable:
+        raise Uncacheable("functions of the user's are among the options")
+    spelling = _Spelling()
+    nodes = spelling.graph(graph_module)
+    entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
+    entries |= _inputs(inputs) | _symbols(inputs)
+    return entries | modes() | options.cache_key_entries() | target.cache_key_entries() | versions()
+
+
+def digest(entries: Mapping[str, str]) -> str:
+    """The key: a name for the whole."""
+    found = blake2b(digest_size=20)
+    for name in sorted(entries):
+        found.update(f"{name}\0{entries[name]}\0".encode())
+    return found.hexdigest()
+
+
+# -- the graph -------------------------------------------------------------------------------------
+class _Spelling:
+    """Graphs as text: operators and where their arguments come from; the numbers among those apart, in order."""
+
+    def __init__(self) -> None:
+        self.constants: list[str] = []
+
+    def graph(self, graph_module: fx.GraphModule) -> str:
+        names: dict[fx.Node, str] = {}
+        lines = []
+        for node in graph_module.graph.nodes:
+            names[node] = f"%{len(names)}"
+            what = self._target(node, graph_module)
+            args = ", ".join(self._arg(a, names) for a in node.args)
+            kwargs = ", ".join(f"{k}={self._arg(a, names)}" for k, a in node.kwargs.items())
+            lines.append(f"{names[node]} = {node.op} {what}({args}; {kwargs})")
+        return "\n".join(lines)
+
+    def _target(self, node: fx.Node, graph_module: fx.GraphModule) -> str:
+        if node.op in ("placeholder", "output"):
+            return ""  # names are nothing that code depends on
+        if node.op == "call_method":
+            return str(node.target)
+        if node.op == "get_attr":
+            value: Any = graph_module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            return self._held(value)
+        if node.op == "call_module":
+            raise Uncacheable(f"it calls the module {node.target}")
+        return _named(node.target)
+
+    def _held(self, value: Any) -> str:
+        if isinstance(value, fx.GraphModule):
+            return "{\n" + self.graph(value) + "\n}"
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and not isinstance(value, FakeTensor):
+            content = blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            self.constants.append(f"{_described(value)} {content.hexdigest()}")
+            return "tensor"
+        raise Uncacheable(f"it holds a {type(value).__qualname__}")
+
+    def _arg(self, arg: Any, names: Mapping[fx.Node, str]) -> str:
+        if isinstance(arg, fx.Node):
+            return names[arg]
+        if isinstance(arg, (tuple, list)) and not hasattr(arg, "_fields"):
+            return f"{'(' if isinstance(arg, tuple) else '['}{', '.join(self._arg(a, names) for a in arg)})"
+        if isinstance(arg, dict):
+            return "{" + ", ".join(f"{k!r}: {self._arg(v, names)}" for k, v in arg.items()) + "}"
+        if isinstance(arg, slice):
+            return f"slice({', '.join(self._arg(a, names) for a in (arg.start, arg.stop, arg.step))})"
+        if isinstance(arg, (bool, int, float, complex)) and type(arg) in (bool, int, float, complex):
+            self.constants.append(f"{type(arg).__name__} {spelled(arg)}")
+            return "number"
+        if arg is None or arg is ... or isinstance(arg, (str, *_CONSTANTS)):
+            return repr(arg)
+        if callable(arg):
+            return _named(arg)
+        raise Uncacheable(f"an argument is a {type(arg).__qualname__}")
+
+
+def _named(function: Any) -> str:
+    """A function of torch's or Python's own, which its name tells."""
+    if isinstance(function, torch._ops.OpOverload):
+        if function.namespace not in _TORCHS_OWN:
+            raise Uncacheable(f"{function} is not an operator of torch's own")
+        return str(function)
+    if isinstance(function, torch._ops.HigherOrderOperator):
+        return f"higher order {function.name()}"
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    module = getattr(function, "__module__", None) or ""
+    if name is None or (module and module.partition(".")[0] not in _MODULES) or "<" in name:
+        raise Uncacheable(f"it calls {function!r:.80}, which is not torch's own")
+    return f"{module}.{name}"
+
+
+# -- the inputs ------------------------------------------------------------------------------------
+def _inputs(inputs: Sequence[Any]) -> dict[str, str]:
+    parts: dict[str, list[str]] = {f"inputs.{what}": [] for what in ("types", "shapes", "strides", "gradients")}
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            if is_subclass(value) or value.layout is not torch.strided:
+                raise Uncacheable(f"an input is a {type(value).__name__}")
+            parts["inputs.types"].append(_described(value))
+            parts["inputs.shapes"].append(str(tuple(value.shape)))
+            parts["inputs.strides"].append(f"{value.stride()} from {value.storage_offset()}")
+            parts["inputs.gradients"].append(f"{value.requires_grad}, leaf {value.is_leaf}")
+        elif isinstance(value, torch.SymInt):
+            parts["inputs.shapes"].append(str(value))
+        elif isinstance(value, (bool, int, float)) and type(value) in (bool, int, float):
+            parts["inputs.types"].append(f"{type(value).__name__} {spelled(value)}")
+        else:
+            raise Uncacheable(f"an input is a {type(value).__name__}")
+    found = {name: "; ".join(texts) for name, texts in parts.items()}
+    return found | {"inputs.shared": "; ".join(_shared(inputs))}
+
+
+def _symbols(inputs: Sequence[Any]) -> dict[str, str]:
+    """What is known of sizes and numbers that vary: likely values, in powers of two, the bounds, and what Dynamo has
+    found out so far."""
+    shapes = shape_environment(inputs)
+    if shapes is None:
+        return {}
+    ranges = [f"{symbol} in {bounds}" for symbol, bounds in shapes.var_to_range.items()]
+    whole = {symbol: int(n) for symbol, n in shapes.backed_var_to_val.items() if n.is_Integer}
+    hints = [f"{symbol} ~ {1 << max(0, n - 1).bit_length()}" for symbol, n in whole.items()]
+    guards = [str(guard.expr) for guard in shapes.guards]
+    texts = {"inputs.ranges": sorted(ranges), "inputs.hints": sorted(hints), "inputs.guards": guards}
+    return {name: "; ".join(text) for name, text in texts.items()}
+
+
+def shape_environment(inputs: Sequence[Any]) -> Any | None:
+    """Dynamo's record of the sizes and numbers that vary, if some do."""
+    for value in inputs:
+        numbers: Sequence[Any] = (value,)
+        if isinstance(value, FakeTensor):
+            numbers = (*value.shape, *value.stride(), value.storage_offset(), value.item_memo)
+        for number in numbers:
+            if isinstance(number, (torch.SymInt, torch.SymFloat)):
+                return number.node.shape_env
+    return None
+
+
+def _described(tensor: torch.Tensor) -> str:
+    bits = [name for name, is_set in (
+        ("parameter", isinstance(tensor, torch.nn.Parameter)), ("inference", tensor.is_inference()),
+        ("conjugated", tensor.is_conj()), ("negated", tensor.is_neg()),
+    ) if is_set]  # fmt: skip
+    return " ".join((str(tensor.dtype), str(tensor.device), *bits))
+
+
+def _shared(inputs: Sequence[Any]) -> Iterator[str]:
+    """Which inputs have memory in common: those that are one tensor, and how far apart others begin."""
+    owners: dict[int, int] = {}
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or not value.numel():
+            continue
+        first = owners.setdefault(value.untyped_storage().data_ptr(), position)
+        if first != position:
+            apart = value.data_ptr() - inputs[first].data_ptr()
+            yield f"{position} is {first}" if value is inputs[first] else f"{position} lies {apart} from {first}"
+
+
+# -- what a trace depends on besides ---------------------------------------------------------------
+def modes() -> dict[str, str]:
+    """What the caller has switched on."""
+    return {
+        "mode.gradients": f"{torch.is_grad_enabled()}, inference {torch.is_inference_mode_enabled()}",
+        "mode.autocast": f"{torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}",
+        "mode.default": f"{torch.get_default_dtype()} {torch.get_default_device()}",
+        "mode.deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "mode.attention": f"{torch.backends.cuda.flash_sdp_enabled()} {torch.backends.cuda.math_sdp_enabled()}",
+        "mode.library": f"{torch.backends.mkldnn.enabled} {torch.get_float32_matmul_precision()}",
+    }
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    import llvmlite
+
+    return {
+        "version.litz": _source_digest(),
+        "version.torch": f"{torch.__version__} {torch.version.git_version}",
+        "version.llvmlite": llvmlite.__version__,
+        "version.python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+
+
+def _source_digest() -> str:
+    """Of Litz's own files: a version number would not tell two states of a working copy apart."""
+    folder = Path(__file__).parent.parent
+    found = blake2b(digest_size=16)
+    for file in sorted(folder.rglob("*.py")):
+        found.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
+
+
+__all__ = ["Uncacheable", "digest", "key_entries", "modes", "versions"]

@@ -1,0 +1,91 @@
+"""`litz` on the command line: what lasts, looked at and looked after.
+
+    litz cache list                 the values of the cache, latest use first
+    litz cache size
+    litz cache explain [KEY]        why a function was compiled: how it differs from the nearest that was there before
+    litz cache clear
+    litz cache export FILE          the whole cache as one file, for other machines of the same kind
+    litz cache import FILE
+
+The cache is the one that `LITZ_CACHE_DIR` names, or the user's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from litz.errors import LitzError
+
+if TYPE_CHECKING:
+    from litz.runtime.cache import Cache
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("litz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    actions = commands.add_parser("cache", help="the persistent cache").add_subparsers(dest="action", required=True)
+    for name in ("list", "size", "clear"):
+        actions.add_parser(name)
+    actions.add_parser("explain").add_argument("key", nargs="?", help="the beginning of one; the latest if left out")
+    for name in ("export", "import"):
+        actions.add_parser(name).add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        return _cache(options)
+    except LitzError as error:
+        print(f"litz: {error}", file=sys.stderr)
+        return 1
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from litz.runtime.cache import cache_of
+
+    cache = cache_of({**os.environ, "LITZ_CACHE": "1"})
+    if cache is None:
+        return 1  # why was said by a warning
+    files = sorted(cache.files(), key=lambda found: -found.used)
+    if options.action == "list":
+        for found in files:
+            used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.used))
+            print(f"{found.kind:9} {found.key}  {found.bytes:>12,} bytes  last used {used}")
+    elif options.action == "size":
+        counts = Counter(found.kind for found in files)
+        kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(counts.items()))
+        total = sum(found.bytes for found in files)
+        print(f"{cache.folder}: {total:,} of {cache.most_bytes:,} bytes in {len(files)} files ({kinds or 'none'})")
+    elif options.action == "clear":
+        print(f"deleted {cache.clear()} files")
+    elif options.action == "explain":
+        return _explain(cache, options.key)
+    elif options.action == "export":
+        print(f"wrote {cache.export(options.file)} values to {options.file}")
+    else:
+        print(f"took over {cache.take_over(options.file)} values from {options.file}")
+    return 0
+
+
+def _explain(cache: Cache, key: str | None) -> int:
+    functions = [found for found in sorted(cache.files(), key=lambda found: -found.made) if found.kind == "function"]
+    asked = next((found for found in functions if key is None or found.key.startswith(key)), None)
+    if asked is None:
+        print("there is no such function in the cache" if key else "there is no function in the cache")
+        return 1
+    earlier = [found for found in functions if found.made <= asked.made and found.key != asked.key]
+    print(f"{asked.key}")
+    differences = cache.differences_among(asked, earlier)
+    if not differences:
+        print("  the first of its kind: nothing that was there before is like it")
+    for difference in differences:
+        print(f"  {difference}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Build: the text of modules in, object code out, several at a time.
+
+LLVM runs in the process, through llvmlite. Its Python interface lets one thread in at a time; below it, threads that
+each have a context of their own do not meet, so a module is built by calls of the library itself. They leave Python's
+own lock alone too: while modules are built, Python goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from litz.context import Lasting
+from litz.errors import CompileError
+from litz.target import Target
+
+
+@lru_cache(maxsize=1)
+def llvm() -> Any:
+    """llvmlite's binding, ready for this machine."""
+    import llvmlite.binding as binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()  # of the instructions that are written as such
+    return binding
+
+
+def target_machine(target: Target) -> Any:
+    """A new one each time: an engine that it is given to owns it from then on."""
+    triple = llvm().Target.from_default_triple()
+    # Code that may lie anywhere: the same object is loaded into this process or linked into a shared library.
+    return triple.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="default"
+    )
+
+
+def build(modules: Sequence[str], target: Target, store: Lasting | None = None) -> tuple[bytes, ...]:
+    """The object code of each module. What this process has built lately is not built again, nor what `store` has."""
+    with ThreadPoolExecutor(min(len(modules), _threads()) or 1, "litz-build") as workers:
+        return tuple(workers.map(lambda text: _kept(text, target, store), modules))
+
+
+def _kept(text: str, target: Target, store: Lasting | None) -> bytes:
+    code_for = f"{llvm().llvm_version_info} {target.cpu} {target.features}"
+    key = blake2b(f"{code_for}\n{text}".encode(), digest_size=20).hexdigest()
+    found = _LATELY.get(key)
+    if found is None and store is not None:
+        found = store.load("kernel", key)
+    if not isinstance(found, bytes):
+        found = object_of(text, target)
+        if store is not None:
+            store.store("kernel", key, found)
+    _LATELY.put(key, found)
+    return found
+
+
+def _threads() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def object_of(text: str, target: Target) -> bytes:
+    """The object code of one module."""
+    binding = llvm()
+    machine, lib = target_machine(target), binding.ffi.lib
+    context = binding.create_context()  # no other thread's
+    with binding.ffi.OutputString() as message:
+        module = _alone(lib.LLVMPY_ParseAssembly)(context, text.encode(), message)
+        if message:
+            raise _refused(text, str(message))
+    module = binding.ModuleRef(module, context)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    passes, builder = _passes(binding, machine)
+    _alone(lib.LLVMPY_RunNewModulePassManager)(passes, module, builder)
+    with binding.ffi.OutputString() as message:
+        memory = _alone(lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, 1, message)
+        if not memory:
+            raise _refused(text, str(message))
+    try:
+        return ctypes.string_at(lib.LLVMPY_GetBufferStart(memory), lib.LLVMPY_GetBufferSize(memory))
+    finally:
+        lib.LLVMPY_DisposeMemoryBuffer(memory)
+
+
+def _alone(function: Any) -> Any:
+    """A function of the library without the lock that llvmlite puts around each."""
+    return getattr(function, "_cfn", function)
+
+
+def _passes(binding: Any, machine: Any) -> tuple[Any, Any]:
+    # The text is vectorised and hoisted already: registers for the stack slots are all it lacks.
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    return passes, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=0))
+
+
+def _refused(text: str, message: str) -> CompileError:
+    return CompileError(
+        f"LLVM refused the generated code: {message}", stage="build", excerpt=_around(text, message),
+        hint="this is a defect of Litz; please report it with the program that caused it",
+    )  # fmt: skip
+
+
+def _around(text: str, message: str) -> str:
+    found = re.search(r":(\d+):\d+: error", message)
+    lines = text.splitlines()
+    if found is None:
+        return "\n".join(lines[:20])
+    at = int(found[1]) - 1
+    return "\n".join(lines[max(0, at - 3) : at + 2])
+
+
+class _Recent:
+    """Object code that was used lately, up to a number of bytes."""
+
+    def __init__(self, most: int):
+        self._most, self._bytes = most, 0
+        self._objects: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes | None:
+        with self._lock:
+            return self._objects.get(key)
+
+    def put(self, key: str, made: bytes) -> None:
+        with self._lock:
+            self._bytes += len(made) - len(self._objects.pop(key, b""))
+            self._objects[key] = made
+            while self._bytes > self._most:
+                self._bytes -= len(self._objects.popitem(last=False)[1])
+
+
+_LATELY = _Recent(16 << 20)
+
+
+__all__ = ["build", "llvm", "object_of", "target_machine"]

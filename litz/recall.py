@@ -1,0 +1,185 @@
+"""Compile, or recall what another process, or an earlier compile, has made.
+
+In: a captured graph, its inputs, and how to compile it. Out: a callable in its place. What code depends on is the key
+(`capture/key.py`), asked of the cache before anything is traced: a hit does no tracing, no rewriting, no splitting and
+no code generation, for the forward or for the backward, whether sizes are fixed or vary.
+
+Where sizes vary, stages ask questions of them, and Dynamo makes guards of the answers. The questions are kept with the
+code, and asked again before it is used: that gives this process the same guards; another answer is a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from litz.capture.apart import as_now
+from litz.capture.autograd import Absent
+from litz.capture.key import Uncacheable, digest, key_entries, shape_environment
+from litz.context import Context
+from litz.loop.formula import Formula
+from litz.runtime.artifact import Artifact, Compiled, Kept
+from litz.runtime.bind import Backward, bind
+from litz.runtime.encode import Unwritable
+from litz.stages import loader
+
+Made = tuple[Compiled, "Backward | None"]
+Compile = Callable[[Sequence[Any]], Made]  # for inputs such as these
+
+
+def compile_or_recall(
+    function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context, compile: Compile
+) -> Callable[..., Any]:
+    entries = _entries(function, inputs, strides, ctx)
+    if entries is None:
+        return bind(*compile(inputs), function, loader(ctx))
+    entry = _Entry(ctx, digest(entries), entries)
+    recalled = _recalled(entry, function, inputs, compile)
+    if recalled is not None:
+        return recalled
+    for difference in ctx.cache.differences("function", entries) if ctx.cache is not None else ():
+        ctx.recalling.append(f"not in the cache; of the nearest that is, another {difference}")
+    answered = _answers(inputs)
+    compiled, backward = compile(inputs)
+
+    def keep() -> None:
+        answers = _answers(inputs)[len(answered) :]
+        entry.store("function", lambda: Kept(compiled, _formulas(answers), ctx.told()))
+
+    if backward is None:
+        keep()
+        return bind(compiled, None, function, loader(ctx))
+
+    def kept_backward(absent: Absent) -> Artifact:
+        made = backward(absent)
+        entry.store("backward", lambda: made, absent)
+        if not absent:  # a function without a backward would be half of one
+            keep()
+        return made
+
+    if compiled.signature.sizes:
+        kept_backward(())  # made already, while Dynamo could still make guards
+    return bind(compiled, kept_backward, function, loader(ctx))
+
+
+def _recalled(
+    entry: _Entry, function: Callable[..., Any], inputs: Sequence[Any], compile: Compile
+) -> Callable[..., Any] | None:
+    """What the cache has, ready to be called. Whatever is wrong with it, the function can still be compiled."""
+    ctx, kept = entry.ctx, entry.load("function")
+    try:
+        if not isinstance(kept, Kept) or not _answers_hold(kept.answers, inputs):
+            return None
+        backward = _recalled_backward(entry, _stand_ins(inputs), compile)
+        ready = bind(kept.compiled, backward, function, loader(ctx))
+    except Exception as error:
+        ctx.recalling.append(f"what the cache has is of no use: {type(error).__name__}: {error}")
+        return None
+    ctx.recalled(kept.told, kept.compiled.forward.built)
+    if kept.compiled.training is not None and ctx.options.backward == "eager":
+        backward(())
+    return ready
+
+
+def _entries(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context) -> dict[str, str] | None:
+    graph_module = getattr(function, "__self__", None)
+    if ctx.cache is None or not isinstance(graph_module, fx.GraphModule):
+        return None
+    if ctx.options.snapshots or ctx.options.verify:
+        return None  # who wants to see the stages wants them run
+    try:
+        return key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
+    except Uncacheable as why:
+        ctx.recalling.append(f"not kept for other processes: {why}")
+        return None
+
+
+class _Entry:
+    """What the cache has under one key."""
+
+    def __init__(self, ctx: Context, key: str, entries: dict[str, str]):
+        self.ctx, self.key, self.entries = ctx, key, entries
+
+    def load(self, kind: str, absent: Absent = ()) -> Any:
+        assert self.ctx.cache is not None
+        return self.ctx.cache.load(kind, self._name(absent))
+
+    def store(self, kind: str, value: Callable[[], Any], absent: Absent = ()) -> None:
+        assert self.ctx.cache is not None
+        try:
+            self.ctx.cache.store(kind, self._name(absent), value(), self.entries)
+        except Unwritable as why:
+            self.ctx.recalling.append(f"not kept for other processes: {why}")
+            self.ctx.publish()
+
+    def _name(self, absent: Absent) -> str:
+        return self.key + "".join(f"-{place}" for place in absent)
+
+
+def _recalled_backward(entry: _Entry, inputs: Sequence[Any], compile: Compile) -> Backward:
+    as_called = as_now()
+
+    @lru_cache(maxsize=None)
+    def backward(absent: Absent) -> Artifact:
+        found = entry.load("backward", absent)
+        if isinstance(found, Artifact):
+            entry.ctx.built.append(found.built)
+            entry.ctx.publish()
+            return found
+        with as_called():
+            _, made = compile(inputs)  # for other results than were used when it was kept, or it is gone from the cache
+        assert made is not None
+        artifact = made(absent)
+        entry.store("backward", lambda: artifact, absent)
+        return artifact
+
+    return backward
+
+
+def _stand_ins(inputs: Sequence[Any]) -> list[Any]:
+    """Inputs of the same form, for another trace one day: the caller's own are not to be kept alive for that."""
+    return [_stand_in(x) if type(x) in (torch.Tensor, torch.nn.Parameter) else x for x in inputs]
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    shape, strides = tensor.shape, tensor.stride()
+    form = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
+    return torch.nn.Parameter(form, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else form
+
+
+# -- what was asked of sizes -----------------------------------------------------------------------
+def _answers(inputs: Sequence[Any]) -> list[Any]:
+    """The guards on sizes so far, as sympy has them."""
+    shapes = shape_environment(inputs)
+    return [] if shapes is None else [guard.expr for guard in shapes.guards]
+
+
+def _formulas(answers: Sequence[Any]) -> tuple[Formula, ...]:
+    from litz.ops.formulas import formula_of
+
+    found = [formula_of(answer) for answer in answers]
+    if None in found:
+        raise Unwritable("a guard on sizes has no spelling")
+    return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+
+
+def _answers_hold(answers: Sequence[Formula], inputs: Sequence[Any]) -> bool:
+    """Asks again. Where all answers are the same, this process is guarded as that one was."""
+    shapes = shape_environment(inputs)
+    if shapes is None:
+        return not answers
+    symbols = {
+        str(symbol): shapes.create_symintnode(symbol, hint=int(n))
+        if symbol.is_integer
+        else shapes.create_symfloatnode(symbol, hint=float(n))
+        for symbol, n in shapes.backed_var_to_val.items()
+        if n.is_Number  # a ragged size is none, and no guard is about one
+    }
+    return all(answer.symbols <= symbols.keys() and bool(answer.at(symbols)) for answer in answers)
+
+
+__all__ = ["compile_or_recall"]

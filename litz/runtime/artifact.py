@@ -1,0 +1,50 @@
+"""What a compile ends in: native programs as plain data.
+
+In: a rendered program and its object code. Out: an `Artifact`, frozen; and `Compiled`, all of a captured function.
+Nothing in them is a function of this process, so they can be written to disk (`encode.py`), carried to another process
+and loaded there (`cpu.py` runs them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from litz.codegen.plan import HostPlan
+from litz.graph.signature import Signature, Training
+from litz.loop.formula import Formula
+from litz.report import Built, Told
+from litz.target import Target
+
+
+@dataclass(frozen=True)
+class Artifact:
+    plan: HostPlan
+    objects: tuple[bytes, ...]  # object code: the kernels, each in a file of its own, then the host functions
+    constants: tuple[torch.Tensor, ...]  # the plan's last inputs
+    target: Target
+    built: Built  # what the report says of it
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A captured function: its forward, and what it takes to call it as the user's own. A backward is an artefact by
+    itself, one for each choice of results that are used."""
+
+    signature: Signature
+    forward: Artifact
+    training: Training | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A captured function as it is kept for other processes: `answers` are what was found to hold of the sizes that
+    vary, and must hold wherever it is used."""
+
+    compiled: Compiled
+    answers: tuple[Formula, ...]
+    told: Told
+
+
+__all__ = ["Artifact", "Compiled", "Kept"]

@@ -1,0 +1,34 @@
+"""Bind: compiled data in, a callable in place of the user's function out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from litz.capture.autograd import Absent, Differentiable
+from litz.capture.run_graph import as_written
+from litz.capture.wrappers import wrap
+from litz.runtime.artifact import Artifact, Compiled
+from litz.runtime.cpu import Executable
+
+Backward = Callable[[Absent], Artifact]  # given the tangents that do not exist
+
+
+def bind(
+    compiled: Compiled, backward: Backward | None, function: Callable[..., Any],
+    load: Callable[[Artifact], Executable] = Executable,
+) -> Callable[..., Any]:  # fmt: skip
+    """`function`, the user's own, runs wherever the code cannot; `backward` is asked for when tangents arrive."""
+    eager = as_written(function)
+    forward = load(compiled.forward)
+    if compiled.training is None:
+        wrapped = wrap(forward, compiled.signature, eager)
+        if wrapped is forward:  # one call of it is one of the user's function
+            forward.eager = eager
+        return wrapped
+    assert backward is not None, "what is differentiable has a backward"
+    later = lambda absent: load(backward(absent)).consume  # noqa: E731
+    return wrap(Differentiable(compiled.signature, compiled.training, forward, later), compiled.signature, eager)
+
+
+__all__ = ["Backward", "bind"]

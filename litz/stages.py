@@ -1,0 +1,60 @@
+"""How a stage is run, and the names of them all, in order. `pipeline.py` says what each one does.
+
+In: a stage, and what it takes. Out: what it makes: timed, between the user's hooks, and, when asked, verified and kept
+as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from litz.capture.apart import apart_from_caller
+from litz.context import Context
+from litz.errors import OptionError
+from litz.graph.signature import Joint
+from litz.loop.ir import Program
+from litz.loop.text import print_program
+from litz.loop.verify import verify
+from litz.runtime.artifact import Artifact
+from litz.runtime.cpu import Executable
+
+STAGES = (
+    "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
+    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build", "load",
+)  # fmt: skip
+AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on
+
+
+def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
+    """One stage: timed, between the user's hooks, and, when asked, its result verified and kept as text."""
+    assert name in STAGES, f"stage {name} is not listed"
+    args = (hooked(ctx.options.before, name, args[0]), *args[1:])
+    with ctx.timed(name), nullcontext() if name in AS_CALLED else apart_from_caller():
+        result = stage(*args)
+    result = hooked(ctx.options.after, name, result)
+    program = getattr(result, "program", result)  # of what was lowered, beside its constants
+    if isinstance(program, Program):
+        if ctx.options.verify:
+            verify(program)
+        ctx.snapshot(name, lambda: print_program(program))
+    elif name == "render":
+        ctx.snapshot(name, result.text)
+    elif isinstance(result, Joint):
+        ctx.snapshot(name, lambda: f"{result.signature}\n{result.graph.graph}")
+    return result
+
+
+def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: Any) -> Any:
+    """What the user's hook makes of the value: itself, unless the hook returns another."""
+    unknown = set(hooks or ()) - set(STAGES)
+    if unknown:
+        raise OptionError(f"there is no stage {min(unknown)!r} to hook", hint=f"the stages are {', '.join(STAGES)}")
+    found = hooks[name](value) if hooks and name in hooks else None
+    return value if found is None else found
+
+
+def loader(ctx: Context) -> Callable[[Artifact], Executable]:
+    """The last stage: what was compiled, ready to be called."""
+    return lambda artifact: run("load", ctx, Executable, artifact)
