@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from litz.aot.compile import aot_compile
+    from litz.aot.load import Loaded, load
     from litz.debug.explain_match import explain_match
     from litz.errors import (
+        CacheError,
         CallError,
         CaptureError,
         CompileError,
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from litz.report import Report, last_report, reports
 
 _HOME = {
+    "aot_compile": "litz.aot.compile",
+    "load": "litz.aot.load",
+    "Loaded": "litz.aot.load",
     "compile": "litz.frontdoor",
     "explain_match": "litz.debug.explain_match",
     "register_replacement": "litz.graph.replacement",
@@ -48,13 +54,16 @@ _HOME = {
     "RuleError": "litz.errors",
     "CompileError": "litz.errors",
     "CallError": "litz.errors",
+    "CacheError": "litz.errors",
 }
 
 __all__ = [
+    "CacheError",
     "CallError",
     "CaptureError",
     "CompileError",
     "LitzError",
+    "Loaded",
     "LoweringError",
     "OptionError",
     "Options",
@@ -64,9 +73,11 @@ __all__ = [
     "UnsupportedPlatform",
     "VerifyError",
     "__version__",
+    "aot_compile",
     "compile",
     "explain_match",
     "last_report",
+    "load",
     "register_replacement",
     "reports",
     "rule",

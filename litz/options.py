@@ -56,6 +56,13 @@ class Options:
     threads: int | None = _option(
         None, changes_code=True, doc="threads a kernel may use; None: what torch.get_num_threads() says at compile time"
     )
+    cpu_levels: Sequence[str] = _option(
+        (),
+        changes_code=False,
+        hash=False,
+        doc="of `litz.aot_compile`: instruction sets to compile for, of which the best that a processor has is chosen "
+        "when the file is loaded (such as 'sse2', 'avx2', 'avx512'); none: this processor alone",
+    )
     inner_compile: Callable[..., Any] | None = _option(
         None, changes_code=True, doc="replaces the inner compiler: called with a graph module and its example inputs"
     )
@@ -232,6 +239,11 @@ def _check_hooks(name: str, value: Any) -> None:
         raise _bad(name, value, "None or a mapping of stage names to functions of one argument")
 
 
+def _check_names(name: str, value: Any) -> None:
+    if not isinstance(value, (tuple, list)) or not all(isinstance(item, str) for item in value):
+        raise _bad(name, value, "a sequence of names")
+
+
 # One row a field; a test checks that none is missing.
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
@@ -243,6 +255,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "matmul": _check_choice(MATMUL_CHOICES),
     "backward": _check_choice(BACKWARD_CHOICES),
     "threads": _check_count(1),
+    "cpu_levels": _check_names,
     "inner_compile": _check_callable,
     "decompositions": _check_decompositions,
     "rules": _check_rules,

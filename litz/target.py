@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,18 @@ _LEVELS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "sse2": 16, "neon": 16}
 _VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "sse2": 16, "neon": 32}
+# LLVM's name of the least processor with a level, and all that it has.
+_BASELINE = "+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
+_V3 = (
+    f"{_BASELINE},+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+)
+_PORTABLE = {
+    "sse2": ("x86-64", _BASELINE),
+    "avx2": ("x86-64-v3", _V3),
+    # Left alone, LLVM would split vectors of 512 bits for this one.
+    "avx512": ("x86-64-v4", f"{_V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl,-prefer-256-bit"),
+    "neon": ("generic", "+neon,+fp-armv8"),
+}
 _FALLBACK_L1 = 32 * 1024
 _FALLBACK_L2 = 512 * 1024
 
@@ -55,6 +68,11 @@ class Target:
     def has(self, feature: str) -> bool:
         return f"+{feature}" in self.features.split(",")
 
+    @property
+    def features_needed(self) -> frozenset[str]:
+        """What a processor must have to run code for this one."""
+        return frozenset(feature[1:] for feature in self.features.split(",") if feature.startswith("+"))
+
     def cache_key_entries(self) -> dict[str, str]:
         """The target's share of a cache key, as named entries."""
         return {
@@ -78,6 +96,23 @@ def detect(threads: int | None = None) -> Target:
 
         threads = torch.get_num_threads()
     return replace(_machine(os.environ.get("LITZ_ISA", "")), threads=threads)
+
+
+def portable(isas: Sequence[str], threads: int | None = None) -> list[Target]:
+    """Any processor with these instruction sets, the widest first. Nothing of this machine's is used but its kind."""
+    here = detect(threads)
+    known = [isa for isa, _ in _LEVELS[here.arch]]
+    unknown = [isa for isa in isas if isa not in known]
+    if unknown:
+        raise OptionError(f"there is no instruction set {unknown[0]!r} on {here.arch}: {', '.join(known)}")
+    return [
+        Target(
+            here.arch, isa, *_PORTABLE[isa], _VECTOR_BYTES[isa], _VECTOR_REGISTERS[isa], here.threads,
+            function_bytes=_function_bytes(_VECTOR_BYTES[isa]),
+        )
+        for isa in known
+        if isa in isas
+    ]  # fmt: skip
 
 
 @lru_cache(maxsize=None)

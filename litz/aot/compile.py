@@ -1,0 +1,143 @@
+"""`litz.aot_compile`: a model in, one file out, which `litz.load` runs, and C programs where a linker is at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from litz.aot.package import Package, PlainSpec, Range, TensorSpec
+from litz.aot.shared_library import link, why_not_shared
+from litz.capture.key import shape_environment
+from litz.capture.lift_state import lift_state
+from litz.capture.outputs import known
+from litz.context import Context
+from litz.errors import CaptureError, CompileError
+from litz.ops.formulas import formula_of
+from litz.options import Options
+from litz.pipeline import compile_to_data
+from litz.runtime.container import pack
+from litz.target import Target, detect, portable
+
+
+def aot_compile(
+    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, path: str | Path | None = None,
+    options: Mapping[str, Any] | None = None, dynamic_shapes: Any = None,
+) -> Path:  # fmt: skip
+    """Compiles a module, an FX graph or a `torch.export` program for inference, with arguments such as these.
+
+    `dynamic_shapes` is what `torch.export.export` takes: which dimensions vary, and between which bounds. The file ends
+    in `.so` where it can be called from C, and in `.litz` where only Python can call it: there is no linker, or the
+    program needs Python (`path` may ask for either). Without a `path` it is named after what is in it.
+    """
+    package = package_of(model, tuple(args), dict(kwargs or {}), Options.from_environment(options), dynamic_shapes)
+    data = pack(package)
+    name = blake2b(data, digest_size=12).hexdigest()
+    why = why_not_shared(package)
+    if path is None:
+        path = Path(f"{name}.litz" if why else f"{name}.so")
+    file = Path(path)
+    if file.suffix != ".so":
+        file.write_bytes(data)
+    elif why is not None:
+        hint = "give it the suffix .litz, for Python alone"
+        raise CompileError(f"{file} cannot be a shared library: {why}", hint=hint)
+    else:
+        link(package, file, re.sub(r"\W", "_", f"litz_{file.stem}"))
+    return file
+
+
+def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options, dynamic_shapes: Any) -> Package:
+    program = _exported(model, args, kwargs, dynamic_shapes)
+    module, held = lift_state(program.module(check_guards=False))
+    own = [n for n in module.graph.nodes if n.op == "placeholder"][: -len(held) or None]
+    fakes = [n.meta.get("val") for n in own]
+    flat = pytree.tree_leaves((args, kwargs)) if isinstance(model, torch.nn.Module) else _examples(program)
+    shapes = shape_environment(fakes)
+    inputs = flat if shapes is None else fakes
+    answered = 0 if shapes is None else len(shapes.guards)
+    with torch.no_grad():
+        given = [*inputs, *held.values()]
+        levels = [compile_to_data(module.forward, given, None, Context(options, t))[0] for t in _targets(options)]
+    questions = [] if shapes is None else [formula_of(guard.expr) for guard in shapes.guards[answered:]]
+    if None in questions:
+        raise CompileError("a question that was asked of the sizes has no spelling; fix the dimension it is about")
+    return Package(
+        tuple(levels),
+        tuple(_spec(node.name, fake, value) for node, fake, value in zip(own, fakes, flat, strict=True)),
+        (*range(len(own)), *(None for _ in held)),
+        tuple(t.detach().clone() for t in held.values()),
+        tuple(held),
+        pytree.treespec_dumps(program.call_spec.in_spec),
+        _form(program.call_spec.out_spec),
+        tuple(_ranges(program)),
+        tuple(dict.fromkeys(questions)),  # type: ignore[arg-type]
+    )
+
+
+def _targets(options: Options) -> list[Target]:
+    """This processor, or the instruction sets that were asked for, the widest first."""
+    if not options.cpu_levels:
+        return [detect(options.threads)]
+    return portable(options.cpu_levels, options.threads)
+
+
+def _exported(model: Any, args: tuple, kwargs: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        model = _Wrapped(model)
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        raise CaptureError(f"torch.export makes no graph of the model: {type(error).__name__}: {error}") from error
+
+
+class _Wrapped(torch.nn.Module):
+    """A function."""
+
+    def __init__(self, function: Any):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _examples(program: torch.export.ExportedProgram) -> list[Any]:
+    if program.example_inputs is None:
+        raise CaptureError("the exported program has no example inputs, which say what it is called with")
+    return pytree.tree_leaves(program.example_inputs)
+
+
+def _spec(name: str, fake: Any, value: Any) -> TensorSpec | PlainSpec:
+    if isinstance(fake, torch.Tensor):
+        sizes, strides = tuple(map(known, fake.shape)), tuple(map(known, fake.stride()))
+        return TensorSpec(name, fake.dtype, sizes, strides, fake.device.type)
+    return PlainSpec(name, value)
+
+
+def _form(spec: pytree.TreeSpec) -> str | None:
+    """How the outputs come, where any Python has the containers."""
+    plain = (tuple, list, dict, None)
+    found = [spec]
+    for part in found:
+        found.extend(part.children())
+    return pytree.treespec_dumps(spec) if all(part.type in plain for part in found) else None
+
+
+def _ranges(program: torch.export.ExportedProgram) -> list[Range]:
+    found = []
+    for symbol, bounds in program.range_constraints.items():
+        least, most = (int(b) if b.is_integer and b.is_finite else None for b in (bounds.lower, bounds.upper))
+        found.append(Range(str(symbol), least, most))
+    return found
+
+
+__all__ = ["aot_compile", "package_of"]

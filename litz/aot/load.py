@@ -1,0 +1,93 @@
+"""`litz.load`: a file of `litz.aot_compile` in, a callable out. Nothing is compiled, nor is the model's code needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from litz.aot.package import Package
+from litz.aot.shared_library import container_in
+from litz.errors import CacheError, CallError, UnsupportedPlatform
+from litz.runtime.artifact import Compiled
+from litz.runtime.bind import bind
+from litz.runtime.container import unpack
+from litz.runtime.encode import Unreadable
+from litz.target import detect
+
+
+def load(path: str | Path) -> Loaded:
+    """Raises before any of it runs where the file is damaged, of another format, or for another processor."""
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CacheError(f"{file} cannot be read: {error}") from error
+    try:
+        found = unpack(container_in(data))
+    except Unreadable as error:
+        raise CacheError(f"{file} is no model that this version of Litz can load: {error}") from error
+    if not isinstance(found, Package):
+        raise CacheError(f"{file} holds no model: it is an entry of a cache")
+    return Loaded(found, _for_this_processor(found, file), str(file))
+
+
+def _for_this_processor(package: Package, file: Path) -> Compiled:
+    here = detect(None)
+    for level in package.levels:
+        target = level.forward.target
+        if target.arch == here.arch and target.features_needed <= here.features_needed:
+            return level
+    least = package.levels[-1].forward.target
+    lacking = sorted(least.features_needed - here.features_needed)
+    without = f", and this one lacks {', '.join(lacking)}" if least.arch == here.arch else ""
+    raise UnsupportedPlatform(
+        f"{file} is for {least.arch} processors with {least.isa}{without}.",
+        hint='compile it with options={"cpu_levels": [...]} for the processors it is to run on',
+    )
+
+
+class Loaded:
+    """A model that was compiled ahead of time: called with such arguments as it was compiled for."""
+
+    def __init__(self, package: Package, level: Compiled, name: str):
+        self.package, self.level, self.name = package, level, name
+        self._arguments = pytree.treespec_loads(package.arguments_form)
+        self._outputs = None if package.outputs_form is None else pytree.treespec_loads(package.outputs_form)
+        self._run = bind(level, None, self._refuse)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self._flat(args, kwargs)
+        with torch.no_grad():
+            results = self._run(*self.package.inputs_for(flat))
+        return tuple(results) if self._outputs is None else pytree.tree_unflatten(results, self._outputs)
+
+    def _flat(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        names = self._arguments.child(1).context
+        unknown = [name for name in kwargs if name not in names]
+        missing = [name for name in names if name not in kwargs]
+        if unknown or missing:
+            told = f"there is no argument {unknown[0]!r}" if unknown else f"the argument {missing[0]!r} is missing"
+            raise CallError(f"{self.name}: {told}; it was compiled for {self.signature}")
+        flat, form = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
+        if form != self._arguments:
+            raise CallError(f"{self.name}: its arguments come otherwise than it was compiled for: {self.signature}")
+        return flat
+
+    @property
+    def signature(self) -> str:
+        return "; ".join(map(str, self.package.arguments))
+
+    def _refuse(self, *_: Any) -> Any:
+        raise CallError(
+            f"{self.name}: arguments share memory, or are related otherwise than when it was compiled",
+            hint="give it tensors of their own (`clone`)",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, compiled by Litz for {self.signature}>"
+
+
+__all__ = ["Loaded", "load"]

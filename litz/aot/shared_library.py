@@ -1,0 +1,168 @@
+"""A package as a shared library with a C interface, and the container of one within the file.
+
+In: a `Package` whose program is all native. Out: `NAME.so`, with `NAME.h` beside it. The library holds the object code,
+and the package itself, as a section: `litz.load` reads it, and the C functions have their constants from there.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from litz.aot.package import Package, TensorSpec
+from litz.codegen.llvm.build import build
+from litz.codegen.llvm.entry import PACKAGE, Argument, Constant, Messages, why_not, write_entry
+from litz.codegen.llvm.front import Level, header, write_front
+from litz.codegen.llvm.writer import Module
+from litz.compat import openmp_library
+from litz.errors import CompileError
+from litz.loop.dtype import from_torch
+from litz.loop.expr import expr
+from litz.runtime.container import ALIGNMENT, MAGIC, packed
+from litz.runtime.encode import Unreadable
+from litz.runtime.link import undefined_symbols
+
+_TRAILER = struct.Struct("<QQ8s")  # where the package begins, how long it is
+
+
+def find_linker() -> str | None:
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def why_not_shared(package: Package) -> str | None:
+    signature, plan = package.compiled.signature, package.compiled.forward.plan
+    if find_linker() is None:
+        return "there is no linker (cc, gcc or clang) at hand"
+    if signature.mutated:
+        return "it writes to its arguments or buffers"
+    if signature.places or signature.bases or signature.subclasses or any(x.lazy for x in signature.inputs):
+        return "its arguments share memory, or are no plain tensors"
+    if any(output.kind != "fresh" for output in signature.outputs):
+        return "an output is an argument, or shares memory with one"
+    if package.answers:
+        return f"sizes must keep {package.answers[0].text}"
+    return why_not(plan)
+
+
+def link(package: Package, file: Path, name: str) -> None:
+    arguments = [_argument(place, spec) for place, spec in enumerate(package.arguments) if isinstance(spec, TensorSpec)]
+    data, places = packed(package)
+    messages, levels = Messages(), []
+    parts: dict[str, Sequence[bytes]] = {}
+    least = package.levels[-1].forward.target  # whose code runs wherever any of it does
+    ranges = [(r.name, r.least, r.most) for r in package.ranges]
+    for artifact in (compiled.forward for compiled in package.levels):
+        held = [*package.constants, *artifact.constants]
+        constants = [Constant(len(package.arguments) + i, places[id(tensor)]) for i, tensor in enumerate(held)]
+        module, function = Module(), f"{name}_run_{artifact.target.isa}"
+        size = write_entry(module, function, artifact.plan, arguments, constants, ranges, messages)
+        levels.append(Level(artifact.target.isa, function, size, artifact.target.features_needed))
+        parts[function] = [*artifact.objects, *build([module.text()], least)]
+    front = Module()
+    write_front(front, name, levels, messages, least.arch)
+    (seen,) = build([front.text()], least)
+    with tempfile.TemporaryDirectory() as folder:
+        _Linker(Path(folder), name).link(parts, seen, data, file)
+    needs = _needs([made for part in parts.values() for made in part])
+    text = header(name, package.compiled.forward.plan, arguments, levels, f"Needs {needs}.")
+    file.with_suffix(".h").write_text(text)
+    begins = file.read_bytes().index(data)
+    with file.open("ab") as end:
+        end.write(_TRAILER.pack(begins, len(data), MAGIC))
+
+
+def _argument(place: int, spec: TensorSpec) -> Argument:
+    sizes, strides = tuple(map(expr, spec.sizes)), tuple(map(expr, spec.strides))
+    return Argument(spec.name, place, from_torch(spec.dtype) or "", sizes, strides)
+
+
+def container_in(data: bytes) -> bytes | memoryview:
+    """The package within a file: all of it, or a section of a shared library."""
+    if data[:4] != b"\x7fELF":
+        return data
+    end = len(data) - _TRAILER.size
+    begins, length, magic = _TRAILER.unpack_from(data, end) if end > 0 else (0, 0, b"")
+    if magic != MAGIC or begins + length > end:
+        raise Unreadable("it is a shared library, and none that Litz has written")
+    return memoryview(data)[begins : begins + length]
+
+
+class _Linker:
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+
+    def link(self, parts: Mapping[str, Sequence[bytes]], front: bytes, package: bytes, file: Path) -> None:
+        """`parts`: the objects of each level, by the entry that it is called by."""
+        objects = [self._file("front.o", front), self._section(package)]
+        for entry, part in parts.items():
+            files = [self._file(f"{entry}.{number}.o", made) for number, made in enumerate(part)]
+            objects += files if len(parts) == 1 else [self._alone(entry, files)]
+        # What is not said to be visible would be taken from, or given to, other libraries of the process.
+        visible = "".join(f" {self.name}_{what};" for what in ("open", "run", "close", "error"))
+        script = self._file("visible", f"{{ global:{visible} local: *; }};".encode())
+        libraries = _libraries([made for part in parts.values() for made in part])
+        self._run(find_linker(), "-shared", f"-Wl,--version-script={script}", *map(str, objects), *libraries, to=file)
+
+    def _alone(self, entry: str, files: Sequence[Path]) -> Path:
+        """The objects as one, in which only the entry is seen from outside: levels name their kernels alike."""
+        whole = self.folder / f"{entry}.o"
+        self._run(find_linker(), "-r", "-nostdlib", *map(str, files), to=whole)
+        tool = next((found for name in ("objcopy", "llvm-objcopy") if (found := shutil.which(name))), None)
+        if tool is None:
+            raise CompileError(
+                "several instruction sets in one shared library take objcopy, which is not at hand",
+                hint="install binutils, or give the file the suffix .litz, for Python alone",
+            )
+        self._ran([tool, f"--keep-global-symbol={entry}", str(whole)])
+        return whole
+
+    def _section(self, package: bytes) -> Path:
+        data = self._file("package", package)
+        return self._file(
+            "package.s",
+            f".section .rodata\n.balign {ALIGNMENT}\n.globl {PACKAGE}\n.hidden {PACKAGE}\n{PACKAGE}:\n"
+            f'.incbin "{data}"\n.section .note.GNU-stack,"",@progbits\n'.encode(),
+        )
+
+    def _file(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def _run(self, linker: str | None, *arguments: str, to: Path) -> None:
+        assert linker is not None
+        self._ran([linker, *arguments, "-o", str(to)])
+
+    def _ran(self, command: Sequence[str]) -> None:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise CompileError(f"{command[0]} could not link {self.name}: {ended.stderr.strip()[:2000]}", stage="build")
+
+
+def _libraries(objects: Sequence[bytes]) -> list[str]:
+    """What the library is linked with. OpenMP's runtime is the system's if it has one, or else torch's."""
+    if not _calls(objects, "GOMP_", "omp_"):
+        return ["-lm"]
+    own = openmp_library()
+    return ["-lm", "-l:libgomp.so.1" if own is None or ctypes.util.find_library("gomp") else own]
+
+
+def _needs(objects: Sequence[bytes]) -> str:
+    found = []
+    if _calls(objects, "GOMP_", "omp_"):
+        found.append("OpenMP's runtime (libgomp)")
+    if _calls(objects, "Sleef_", "aoti_torch_"):
+        found.append("libtorch_cpu.so")
+    return " and ".join(found) or "no library but C's"
+
+
+def _calls(objects: Sequence[bytes], *prefixes: str) -> bool:
+    return any(name.startswith(prefixes) for made in objects for name in undefined_symbols(made))
+
+
+__all__ = ["container_in", "find_linker", "link", "why_not_shared"]

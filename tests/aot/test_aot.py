@@ -1,0 +1,191 @@
+"""Models compiled ahead of time: what a file holds, what it refuses, and what it survives."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import litz
+from litz.runtime.container import FORMAT, MAGIC
+from litz.target import detect
+
+HAS_LINKER = shutil.which("cc") is not None or shutil.which("gcc") is not None
+needs_linker = pytest.mark.skipif(not HAS_LINKER, reason="a shared library takes a linker")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Linear(16, 32), nn.Linear(32, 4), nn.LayerNorm(32)
+        self.register_buffer("shift", torch.randn(32))
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor, times: int = 2) -> dict[str, Any]:
+        hidden = self.norm(nn.functional.gelu(self.one(x)) * scale + self.shift)
+        return {"logits": self.two(hidden) * times, "hidden": (hidden, hidden.sum(-1))}
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def _call() -> tuple[tuple, dict[str, Any]]:
+    return (torch.randn(5, 16),), {"scale": torch.rand(32), "times": 3}
+
+
+def _same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".litz", pytest.param(".so", marks=needs_linker)])
+def test_a_file_does_what_the_model_does(net: Net, tmp_path: Path, suffix: str) -> None:
+    args, kwargs = _call()
+    file = litz.aot_compile(net, args, kwargs, path=tmp_path / f"net{suffix}")
+    loaded = litz.load(file)
+    for _ in range(2):
+        args, kwargs = _call()
+        _same(loaded(*args, **kwargs), net(*args, **kwargs))
+
+
+def test_it_needs_neither_the_model_nor_the_place_it_was_made_in(net: Net, tmp_path: Path) -> None:
+    args, kwargs = _call()
+    expected = net(*args, **kwargs)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    file = litz.aot_compile(net, args, kwargs, path=tmp_path / "a" / "net.litz")
+    moved = shutil.move(file, tmp_path / "b" / "other.litz")
+    shutil.rmtree(tmp_path / "a")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    _same(litz.load(moved)(*args, **kwargs), expected)
+
+
+def test_without_a_path_a_file_is_named_after_what_is_in_it(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args, kwargs = _call()
+    first, second = litz.aot_compile(net, args, kwargs), litz.aot_compile(net, args, kwargs)
+    assert first == second and (tmp_path / first).exists()
+    with torch.no_grad():
+        net.shift[0] += 1
+    assert litz.aot_compile(net, args, kwargs) != first
+
+
+def test_exported_programs_functions_and_graphs_are_compiled_too(net: Net, tmp_path: Path) -> None:
+    args, kwargs = _call()
+    program = torch.export.export(net, args, kwargs)
+    _same(litz.load(litz.aot_compile(program, path=tmp_path / "p.litz"))(*args, **kwargs), net(*args, **kwargs))
+    x = torch.randn(7, 3)
+    file = litz.aot_compile(lambda a: a.softmax(-1) @ a.T, (x,), path=tmp_path / "f.litz")
+    _same(litz.load(file)(x), x.softmax(-1) @ x.T)
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
+    _same(litz.load(litz.aot_compile(graph, (x,), path=tmp_path / "g.litz"))(x), graph(x))
+
+
+@pytest.mark.parametrize("suffix", [".litz", pytest.param(".so", marks=needs_linker)])
+def test_dimensions_vary_within_their_bounds(tmp_path: Path, suffix: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    file = litz.aot_compile(
+        model, (torch.randn(4, 8),), path=tmp_path / f"m{suffix}", dynamic_shapes=({0: batch},)
+    )
+    loaded = litz.load(file)
+    for rows in (2, 5, 64):
+        x = torch.randn(rows, 8)
+        _same(loaded(x), model(x))
+    with pytest.raises(litz.CallError, match=r"65.*outside of 2 to 64"):
+        loaded(torch.randn(65, 8))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda a, k: ((a[0].double(),), k), r"x: its type is torch.float64, and torch.float32 is expected"),
+        (lambda a, k: ((a[0][:4],), k), r"x: its shape is \(4, 16\), and \(5, 16\) is expected"),
+        (lambda a, k: ((a[0].T.contiguous().T,), k), r"x: its strides are \(1, 5\), and \(16, 1\) are expected"),
+        (lambda a, k: (a, {**k, "times": 4}), r"times is 4, and the model was compiled for 3"),
+        (lambda a, k: (a, {**k, "wrong": 4}), r"there is no argument 'wrong'"),
+        (lambda a, k: (a, {"times": 3}), r"the argument 'scale' is missing"),
+        (lambda a, k: (a, {**k, "scale": 2.0}), r"scale is a float, and a tensor is expected"),
+        (lambda a, k: ((*a, a[0]), k), r"come otherwise than it was compiled for"),
+    ],
+)
+def test_arguments_are_checked_by_name(net: Net, tmp_path: Path, change: Any, message: str) -> None:
+    args, kwargs = _call()
+    loaded = litz.load(litz.aot_compile(net, args, kwargs, path=tmp_path / "net.litz"))
+    args, kwargs = change(args, kwargs)
+    with pytest.raises(litz.CallError, match=message):
+        loaded(*args, **kwargs)
+
+
+def test_a_file_that_was_changed_is_refused_before_any_of_it_runs(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    file = litz.aot_compile(lambda a: a.exp().sum(0), (x,), path=tmp_path / "m.litz")
+    data = file.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        at = int(torch.randint(len(data), (), generator=generator))
+        bit = 1 << int(torch.randint(8, (), generator=generator))
+        file.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+        with pytest.raises(litz.CacheError, match=r"m\.litz"):
+            litz.load(file)
+        file.write_bytes(data[:at])
+        with pytest.raises(litz.CacheError, match=r"m\.litz"):
+            litz.load(file)
+
+
+def test_another_format_a_missing_file_and_something_else_are_told_apart(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    file = litz.aot_compile(lambda a: a + 1, (x,), path=tmp_path / "m.litz")
+    data = file.read_bytes()
+    file.write_bytes(data[: len(MAGIC)] + struct.pack("<I", FORMAT + 1) + data[len(MAGIC) + 4 :])
+    with pytest.raises(litz.CacheError, match=f"format {FORMAT + 1}"):
+        litz.load(file)
+    with pytest.raises(litz.CacheError, match="cannot be read"):
+        litz.load(tmp_path / "none.litz")
+    file.write_bytes(b"hello")
+    with pytest.raises(litz.CacheError, match="does not begin"):
+        litz.load(file)
+
+
+def test_the_best_level_that_a_processor_has_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if detect().arch != "x86_64":
+        pytest.skip("levels of x86")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8), nn.Softmax(-1)).eval()
+    x = torch.randn(5, 8)
+    file = litz.aot_compile(model, (x,), path=tmp_path / "m.litz", options={"cpu_levels": ["sse2", "avx2", "avx512"]})
+    for isa in ("sse2", "avx2"):
+        monkeypatch.setenv("LITZ_ISA", isa)
+        loaded = litz.load(file)
+        assert loaded.level.forward.target.isa == isa
+        _same(loaded(x), model(x))
+    only = litz.aot_compile(model, (x,), path=tmp_path / "n.litz", options={"cpu_levels": ["avx2"]})
+    monkeypatch.setenv("LITZ_ISA", "sse2")
+    with pytest.raises(litz.UnsupportedPlatform, match=r"this one lacks .*avx2"):
+        litz.load(only)
+    with pytest.raises(litz.OptionError, match="no instruction set 'mmx'"):
+        litz.aot_compile(model, (x,), path=tmp_path / "o.litz", options={"cpu_levels": ["mmx"]})
+
+
+def test_what_cannot_be_a_shared_library_says_why(tmp_path: Path) -> None:
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(3)
+    with pytest.raises(litz.CompileError, match=r"writes to its arguments|no linker"):
+        litz.aot_compile(writes, (x,), path=tmp_path / "w.so")
+    loaded = litz.load(litz.aot_compile(writes, (torch.zeros(3),), path=tmp_path / "w.litz"))
+    y = torch.zeros(3)
+    assert loaded(y).tolist() == [2.0] * 3 and y.tolist() == [1.0] * 3
