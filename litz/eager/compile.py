@@ -1,0 +1,160 @@
+"""`compile_op`: one operator, for one combination of arguments, as code that the dispatcher can call.
+
+In: the operator, a function that does the same, and arguments of a call. Out: a file, listed in the operator's
+description. Shapes are fixed: another shape is another entry.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from litz.capture.key import digest, versions
+from litz.codegen.llvm.boxed import Given, TensorForm, why_not_boxed, write_attempt
+from litz.codegen.llvm.build import build
+from litz.codegen.llvm.writer import Module
+from litz.context import Context
+from litz.eager.description import Description, Entry, replace_file
+from litz.eager.schema import NotGiven, called, find, given, in_order
+from litz.errors import CompileError, OptionError
+from litz.loop.ir import View
+from litz.options import Options
+from litz.runtime.artifact import Artifact
+from litz.runtime.cache import cache_of
+from litz.runtime.container import pack, unpack
+from litz.runtime.encode import Unreadable, register
+from litz.target import Target, detect
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """A program as a kernel of the dispatcher: its `objects` have the function that `boxed.py` writes among them."""
+
+    given: tuple[Given, ...]
+    results: tuple[TensorForm, ...]
+    objects: tuple[bytes, ...]
+    constants: tuple[torch.Tensor, ...]
+    target: Target
+
+
+register(Boxed, Given, TensorForm)
+
+
+def compile_op(
+    namespace: str, op_overload: str, device: str, fn: Callable[..., Any], args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """`op_overload` is such as "gelu" or "mul.Tensor". Where there is code for such arguments, nothing is compiled."""
+    if torch.device(device).type != "cpu":
+        raise OptionError(f"operators are compiled for the CPU, not for {device}")
+    op = find(f"{namespace}::{op_overload}")
+    chosen = Options.from_environment(options)
+    arguments = in_order(op, args, kwargs or {})
+    form = _form(op, arguments)
+    description, made_for = described(op), key_of(chosen)
+    for entry in description.entries():
+        if (entry.given, entry.made_for) == (form, made_for) and read(description, entry) is not None:
+            return description.folder / entry.file
+    boxed = _compiled(op, fn, arguments, form, chosen)
+    data = pack(boxed)
+    file = f"{digest({'arguments': repr(form), 'operator': op.name(), 'for': made_for})}.litz"
+    description.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(description.folder / file, data)
+    description.add(Entry(form, made_for, file))
+    return description.folder / file
+
+
+def described(op: torch._ops.OpOverload) -> Description:
+    return Description(folder(), op.name())
+
+
+def folder() -> Path:
+    """Where operators are kept: in the cache; where there is none, for as long as the process lives."""
+    cache = cache_of(os.environ)
+    return _own_folder() if cache is None else cache.folder / "eager"
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> Path:
+    made = tempfile.TemporaryDirectory(prefix="litz-eager-")
+    _KEPT.append(made)
+    return Path(made.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory] = []
+
+
+def key_of(options: Options) -> str:
+    if not options.cacheable:
+        raise OptionError("operators are kept for other processes, and functions of the caller's cannot be")
+    return digest({**options.cache_key_entries(), **detect(options.threads).cache_key_entries(), **versions()})
+
+
+def read(description: Description, entry: Entry) -> Boxed | None:
+    """The code of an entry; None where its file is gone, or not what was written."""
+    try:
+        found = unpack((description.folder / entry.file).read_bytes())
+    except (OSError, Unreadable):
+        return None
+    return found if isinstance(found, Boxed) and found.given == entry.given else None
+
+
+def _form(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> tuple[Given, ...]:
+    try:
+        return given(op, arguments)
+    except NotGiven as why:
+        raise CompileError(f"{op.name()} is not compiled for {why}") from why
+
+
+def _compiled(
+    op: torch._ops.OpOverload, fn: Callable[..., Any], arguments: Sequence[Any], form: tuple[Given, ...],
+    options: Options,
+) -> Boxed:  # fmt: skip
+    artifact = _artifact(op, fn, arguments, options)
+    why = why_not_boxed(artifact.plan)
+    if why is not None:
+        raise CompileError(f"{op.name()} is not compiled: {why}")
+    module = Module()
+    write_attempt(module, artifact.plan, form, len(artifact.constants))
+    (attempt,) = build([module.text()], artifact.target)
+    return Boxed(form, _results(artifact), (*artifact.objects, attempt), artifact.constants, artifact.target)
+
+
+def _results(artifact: Artifact) -> tuple[TensorForm, ...]:
+    views = [v for v in artifact.plan.outputs if isinstance(v, View)]
+    return tuple(TensorForm(v.dtype, *(tuple(n.int for n in ns) for ns in (v.sizes, v.strides))) for v in views)
+
+
+def _artifact(
+    op: torch._ops.OpOverload, fn: Callable[..., Any], arguments: Sequence[Any], options: Options
+) -> Artifact:
+    from litz.pipeline import compile_to_data
+
+    holes = [isinstance(value, torch.Tensor) for value in arguments]
+
+    def flat(*tensors: torch.Tensor) -> list[Any]:
+        waiting = iter(tensors)
+        filled = [next(waiting) if hole else value for value, hole in zip(arguments, holes, strict=True)]
+        positional, named = called(op, filled)
+        found = fn(*positional, **named)
+        return list(found) if isinstance(found, (tuple, list)) else [found]
+
+    tensors = [value.detach() for value, hole in zip(arguments, holes, strict=True) if hole]
+    with torch.no_grad():
+        compiled, _ = compile_to_data(flat, tensors, None, Context(options, detect(options.threads)))
+    outputs = compiled.signature.outputs
+    if compiled.signature.mutated or len(outputs) != len(op._schema.returns):
+        raise CompileError(f"{op.name()} is not compiled: the function given for it does something else")
+    if any(output.kind != "fresh" for output in outputs):
+        raise CompileError(f"{op.name()} is not compiled: a result is an argument, or shares memory with one")
+    return compiled.forward
+
+
+__all__ = ["Boxed", "compile_op", "described", "key_of", "read"]
