@@ -11,7 +11,14 @@
 # make bench-optimizers   steps of optimizers, compiled, against eager and inductor
 # make bench-pieces   models that are run in many pieces, against eager and inductor
 # make bench-lengths   training over twenty lengths: compiles, step time, memory and losses against eager
+# make bench-second   the first call in a second process, against Dynamo alone and inductor; SECOND="--without-inductor" for the quick half
+# make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
+# make bench-operators   operators called one by one, in eager mode, against torch's own kernels
+# make bench-residency   memory after a thousand compiles and a reset
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
+
+# Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
+export LITZ_CACHE ?= 0
 
 PYTHON ?= python3
 VENV   := .venv
@@ -20,7 +27,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths figures lint format
+.PHONY: setup demo test test-all test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -62,6 +69,18 @@ bench-pieces: setup
 
 bench-lengths: setup
 	$(BIN)/python -m benchmarks.lengths $(LENGTHS)
+
+bench-second: setup
+	$(BIN)/python -m benchmarks.second $(SECOND)
+
+bench-from-c: setup
+	$(BIN)/python -m benchmarks.from_c
+
+bench-operators: setup
+	$(BIN)/python -m benchmarks.one_by_one
+
+bench-residency: setup
+	$(BIN)/python -m benchmarks.residency
 
 bench-models: setup
 	$(BIN)/python -m benchmarks.models_more $(MODELS)

@@ -83,7 +83,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar operator of `ops/scalar.py` applied to earlier values."""
+    """A scalar operator of `loop/scalar.py` applied to earlier values."""
 
     name: str
     dtype: str
