@@ -41,7 +41,6 @@ _PORTABLE = {
     "avx512": ("x86-64-v4", f"{_V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl,-prefer-256-bit"),
     "neon": ("generic", "+neon,+fp-armv8"),
 }
-_FALLBACK_L1 = 32 * 1024
 _FALLBACK_L2 = 512 * 1024
 
 
@@ -56,9 +55,7 @@ class Target:
     vector_bytes: int
     vector_registers: int
     threads: int
-    l1_bytes: int = _FALLBACK_L1
     l2_bytes: int = _FALLBACK_L2
-    page_bytes: int = 4096
     function_bytes: tuple[int, ...] = ()  # vectors that torch carries mathematical functions for, the widest first
 
     def lanes(self, element_bytes: int) -> int:
@@ -81,7 +78,7 @@ class Target:
             "target.cpu": self.cpu,
             "target.features": self.features,
             "target.threads": str(self.threads),
-            "target.caches": f"{self.l1_bytes}/{self.l2_bytes}",
+            "target.cache": str(self.l2_bytes),
             "target.functions": "/".join(map(str, self.function_bytes)),
         }
 
@@ -128,9 +125,7 @@ def _machine(wanted_isa: str) -> Target:
         vector_bytes=_VECTOR_BYTES[isa],
         vector_registers=_VECTOR_REGISTERS[isa],
         threads=1,
-        l1_bytes=_cache_bytes(1, _FALLBACK_L1),
         l2_bytes=_cache_bytes(2, _FALLBACK_L2),
-        page_bytes=_page_bytes(),
         function_bytes=_function_bytes(_VECTOR_BYTES[isa]),
     )
 
@@ -200,10 +195,3 @@ def _function_bytes(vector_bytes: int) -> tuple[int, ...]:
     """SLEEF has each function in several widths, and libtorch exports those that ATen uses on this architecture."""
     sizes = (size for size in (64, 32, 16) if size <= vector_bytes)
     return tuple(size for size in sizes if torch_exports(f"Sleef_sinf{size // 4}_u10"))
-
-
-def _page_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 4096

@@ -22,7 +22,7 @@ def test_detect_describes_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert here.vector_bytes in (16, 32, 64)
     assert here.lanes(4) == here.vector_bytes // 4
     assert here.cpu and here.features
-    assert here.l1_bytes >= 8 * 1024 and here.l2_bytes >= here.l1_bytes
+    assert here.l2_bytes >= 64 * 1024
     assert here == detect()
     assert detect(threads=3).threads == 3
     assert here.isa in str(here)

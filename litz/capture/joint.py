@@ -13,47 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from litz.capture.forward_mode import carries_tangents
-from litz.capture.functional import Functional, unwrap
-from litz.capture.outputs import classify, window_on
-from litz.capture.overlap import bases_for, in_place_of_members, members_restored
-from litz.capture.record import Recorder, is_lazy
-from litz.capture.run_graph import run_graph
-from litz.capture.subclasses import Forms, form_of, has_gradient, put_together, taken_apart
+from litz.capture.overlap import bases_for
+from litz.capture.record import Recorder
+from litz.capture.subclasses import Forms, form_of, has_gradient, taken_apart
+from litz.capture.traced import Traced
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
-from litz.graph.signature import Base, Input, Joint, Signature, Subclasses
-from litz.graph.sizes import is_dense, likely, sizes, varies
-from litz.ops.sizes import number_sources, size_sources
+from litz.graph.signature import Base, Joint
+from litz.graph.sizes import varies
 
 aten = torch.ops.aten
-
-
-@lru_cache(maxsize=1)
-def _tangent_operator() -> Any:
-    library = torch.library.Library("litz", "FRAGMENT")
-    library.define("tangent(Tensor result) -> Tensor")
-    library.impl("tangent", _like, "CompositeExplicitAutograd")
-    _tangent_operator.library = library  # type: ignore[attr-defined]  # it unregisters when collected
-    return torch.ops.litz.tangent.default
-
-
-def _like(result: torch.Tensor) -> torch.Tensor:
-    order = sorted(range(result.dim()), key=lambda d: (-likely(result.stride(d)), d))
-    if is_dense(result, order):
-        return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
-    # Elements of a result may share memory (expanded, unfolded) or lie apart; those of its tangent do neither.
-    return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 
 def trace_joint(
@@ -71,7 +49,7 @@ def trace_joint(
 
     def trace(bases: tuple[Base, ...]) -> Joint:
         recorder = Recorder(decompositions)
-        return _run(_Trace(function, arguments, places, bases, forms, output_strides, training, recorder))
+        return _run(Traced(function, arguments, places, bases, forms, output_strides, training, recorder))
 
     joint = trace(())
     # Tracing takes inputs for independent; only now it is known which ones are written to.
@@ -79,7 +57,7 @@ def trace_joint(
     return trace(bases) if bases else joint
 
 
-def _run(tracer: _Trace) -> Joint:
+def _run(tracer: Traced) -> Joint:
     inputs, recorder, training = tracer.given, tracer.recorder, tracer.training
     mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True, shape_env=_ragged_sizes(tracer))
     random = torch.get_rng_state()
@@ -108,7 +86,11 @@ def _run(tracer: _Trace) -> Joint:
             raise
         told = f"tracing to ATen failed: {type(error).__name__}: {error}"
         raise CaptureError(told, stage="trace", source=recorder.user_line, at=recorder.stopped_at) from error
-    return tracer.finish(module)
+    _tangents_to_inputs(module)
+    _drop_dead_code(module.graph)
+    module.recompile()
+    learned = tracer.learned
+    return Joint(module, tracer.signature(), len(inputs), learned.forward_outputs, learned.gradient_of)
 
 
 def _hooks_off() -> bool:
@@ -117,7 +99,7 @@ def _hooks_off() -> bool:
     return torch._C._autograd._saved_tensors_hooks_set_tracing(True)
 
 
-def _ragged_sizes(tracer: _Trace) -> ShapeEnv | None:
+def _ragged_sizes(tracer: Traced) -> ShapeEnv | None:
     """Where sizes are fixed, those of nested tensors are all that needs symbols."""
     graph = getattr(getattr(tracer.function, "__self__", None), "graph", None)
     made = (node.meta.get("example_value") for node in (() if graph is None else graph.nodes))
@@ -195,205 +177,6 @@ def _fresh(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     """A fake of the same form that begins where its memory begins."""
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-class _Inner(torch.autograd.Function):
-    """A leaf as something that was computed, laid out as it is: its value in memory of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, value: tuple[torch.Tensor]) -> torch.Tensor:
-        return FunctionalTensor.to_functional(value[0])
-
-    @staticmethod
-    def backward(ctx: Any, given: torch.Tensor) -> Any:
-        return given, None
-
-
-class _Trace:
-    """The function that is traced; it keeps what it learns about inputs and outputs."""
-
-    def __init__(
-        self, function: Callable[..., Any], arguments: Sequence[Any], places: Sequence[int], bases: tuple[Base, ...],
-        forms: Forms, strides: Sequence[tuple[Any, ...] | None] | None, training: bool, recorder: Recorder,
-    ):  # fmt: skip
-        self.function, self.strides, self.training, self.recorder = function, strides, training, recorder
-        self.places, self.bases, self.forms = tuple(places), bases, forms
-        found = in_place_of_members(arguments, bases)
-        assert found is not None, "the bases are those of these arguments"
-        self.given = inputs = found
-        self.autocast = torch.is_autocast_enabled("cpu")
-        self.grad_mode = torch.is_grad_enabled()  # the user's, where the function is called
-        self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
-        self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
-        self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
-
-    def __call__(self, *primals: Any) -> Any:
-        with Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
-            self.leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
-            wrapped = [self._writable(w, p, i) for i, (w, p) in enumerate(zip(self.leaves, primals, strict=True))]
-            tensors = [(i, w) for i, w in enumerate(wrapped) if isinstance(w, FunctionalTensor)]
-            self.origins = {i: (w.grad_fn, w._version) for i, w in tensors}
-            arguments = members_restored(wrapped, self.bases)
-            outputs = self._run_on_wholes([arguments[p] for p in self.places])
-            members = {id(arguments[place]): place for base in self.bases for place, _ in base.members}
-            self.returned_members = tuple((i, members[id(o)]) for i, o in enumerate(outputs) if id(o) in members)
-            self.inputs = [self._input(w, p, i) for i, (w, p) in enumerate(zip(wrapped, primals, strict=True))]
-            results = self._classify(outputs, wrapped, primals)
-            updated = [w for w, x in zip(wrapped, self.inputs, strict=True) if x.mutated and not x.hidden]
-            gradients = self._gradients([*results, *updated]) if self.training else []
-            flat = [unwrap(r) for r in (*results, *updated)]
-            self.forward_outputs = len(flat)
-            hidden = [
-                (p, unwrap(w)) for p, w, x in zip(primals, wrapped, self.inputs, strict=True) if x.mutated and x.hidden
-            ]
-            flat += [unwrap(g) for g in gradients]
-        for primal, value in hidden:
-            aten.copy_.default(primal, value)
-        return flat
-
-    def _run_on_wholes(self, args: list[Any]) -> list[Any]:
-        """The function sees subclasses; the trace sees their parts."""
-        self.subclasses: Subclasses | None = None
-        wholes = put_together(args, self.forms)
-        with torch.set_grad_enabled(self.grad_mode):
-            outputs = self._run(wholes)
-        outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        forms = tuple(form_of(out) for out in outputs)
-        if not any(self.forms) and not any(forms):
-            return outputs
-        places = {id(whole): place for place, whole in enumerate(wholes) if self.forms[place] is not None}
-        returned = tuple((i, places[id(out)]) for i, out in enumerate(outputs) if id(out) in places)
-        self.subclasses = Subclasses(self.forms, forms, returned)
-        if self.strides is not None:
-            self.strides = [
-                s
-                for s, form in zip(self.strides, forms, strict=True)
-                for s in ([s] if form is None else [None] * form.count)
-            ]
-        return taken_apart(outputs, forms)
-
-    def _run(self, args: list[Any]) -> Any:
-        owner = getattr(self.function, "__self__", None)
-        if isinstance(owner, fx.GraphModule):
-            outputs = run_graph(owner, args, self.recorder)
-            self.recorder.ends()
-            return outputs
-        return self.function(*args)
-
-    @staticmethod
-    def _wrap(primal: Any, needs_grad: bool) -> Any:
-        if not isinstance(primal, torch.Tensor):
-            return primal
-        wrapped = FunctionalTensor.to_functional(primal)
-        return wrapped.requires_grad_(True) if needs_grad else wrapped
-
-    def _writable(self, wrapped: Any, primal: Any, position: int) -> Any:
-        """What the function is given for an input: autograd refuses writes to a leaf, which is what it is here."""
-        if self.leaf[position] or not self.needs_grad[position]:
-            return wrapped
-        return _Inner.apply(wrapped, (primal,))
-
-    def _input(self, wrapped: Any, primal: Any, position: int) -> Input:
-        if not isinstance(wrapped, FunctionalTensor):
-            return Input()
-        torch._sync(wrapped)
-        if torch._functionalize_was_storage_changed(wrapped.elem):
-            raise CaptureError(f"input {position} is given other memory", stage="trace")
-        if torch._functionalize_has_metadata_mutation(wrapped.elem):
-            return self._reshaped(wrapped, primal, position)
-        mutated, lazy = torch._functionalize_has_data_mutation(wrapped.elem), is_lazy(primal)
-        if mutated and lazy:
-            raise CaptureError(f"input {position}, conjugated or negated by a bit, is written to", stage="trace")
-        if mutated and _shares_elements(wrapped):
-            raise CaptureError(f"input {position} is written to, and elements of it share memory", stage="trace")
-        hidden = not self.training or not mutated or self._hidden(wrapped, position)
-        if not hidden and any(self.forms):
-            raise CaptureError("an input is written to where autograd must see it, beside subclasses", stage="trace")
-        if not hidden and position >= len(self.given) - sum(not base.own for base in self.bases):
-            raise CaptureError("inputs overlap in a way autograd does not know of, and it must see a write to one")
-        counted = wrapped._version != self.origins[position][1]
-        return Input(self.needs_grad[position], mutated, hidden, self.parameters[position], None, lazy, counted)
-
-    def _reshaped(self, wrapped: FunctionalTensor, primal: Any, position: int) -> Input:
-        written = torch._functionalize_has_data_mutation(wrapped.elem)
-        if written or self.needs_grad[position] or any(self.forms) or self.bases or is_lazy(primal):
-            what = "is written to" if written else "needs a gradient, has a bit set or is part of another tensor"
-            raise CaptureError(f"input {position} changes its shape or strides in place, and {what}", stage="trace")
-        window = window_on(primal, wrapped)
-        if window.offset:
-            raise CaptureError(f"input {position} is moved in its memory in place", stage="trace")
-        return Input(parameter=self.parameters[position], reshaped=window)
-
-    def _hidden(self, wrapped: FunctionalTensor, position: int) -> bool:
-        """Whether autograd saw none of the writes: no step of its own came of them."""
-        if torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapped.elem):
-            return True
-        return wrapped.grad_fn is self.origins[position][0]
-
-    def _classify(self, outputs: list[Any], wrapped: list[Any], primals: Sequence[Any]) -> list[Any]:
-        """Sort outputs by whose memory they are; the tensors that the graph itself must return."""
-        self.outputs, results = classify(outputs, wrapped, primals, self._laid_out, self._memory_of)
-        self.result_count = len(results)
-        return results
-
-    def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.recorder.memory_of(unwrap(tensor))
-
-    def _laid_out(self, out: torch.Tensor, position: int) -> torch.Tensor:
-        strides = None if self.strides is None else self.strides[position]
-        # The value's own strides: those of its wrapper are from before it was written to.
-        if strides is None or sizes(unwrap(out).stride()) == sizes(strides):
-            return out
-        if self.recorder.lies_otherwise_than_fakes_say(unwrap(out)):
-            return out  # Dynamo's strides are those of its fakes
-        given = out
-        for dim, (size, stride) in enumerate(zip(sizes(given.shape), sizes(strides), strict=True)):
-            if stride == 0 and size != 1:  # one element, seen many times
-                out = out.narrow(dim, 0, 1)
-        copy = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
-        return copy if out is given else copy.expand(given.shape)
-
-    def _gradients(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
-        differentiable = [(i, r) for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.requires_grad]
-        self.differentiable = tuple(i for i, _ in differentiable)
-        leaves = [(i, w) for i, w in enumerate(self.leaves) if self.needs_grad[i]]
-        with torch.no_grad():
-            tangents = [_tangent_operator()(r) for _, r in differentiable]
-        if not differentiable:
-            self.gradient_of: tuple[int, ...] = ()
-            return []
-        self.recorder.differentiating = True
-        with torch.amp.autocast_mode.autocast("cpu", enabled=False):
-            found = torch.autograd.grad(
-                [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
-            )
-        self.recorder.differentiating = False
-        existing = [(i, g) for (i, _), g in zip(leaves, found, strict=True) if g is not None]
-        if any(form_of(g) for _, g in existing):
-            raise CaptureError("the gradient of a plain tensor is a subclass", stage="trace")
-        self.gradient_of = tuple(i for i, _ in existing)
-        return [g for _, g in existing]
-
-    def finish(self, module: fx.GraphModule) -> Joint:
-        _tangents_to_inputs(module)
-        _drop_dead_code(module.graph)
-        module.recompile()
-        differentiable = self.differentiable if self.training else ()
-        distinct = self.places == tuple(range(len(self.places)))
-        signature = Signature(
-            tuple(self.inputs), tuple(self.outputs), self.result_count, differentiable, () if distinct else self.places,
-            self.autocast, bool(differentiable) and not self.grad_mode, self.bases, self.returned_members,
-            self.subclasses, size_sources(self.given), number_sources(self.given),
-        )  # fmt: skip
-        gradient_of = self.gradient_of if self.training else ()
-        return Joint(module, signature, len(self.given), self.forward_outputs, gradient_of)
-
-
-def _shares_elements(tensor: torch.Tensor) -> bool:
-    if any(isinstance(size, int) and size == 0 for size in tensor.shape):
-        return False
-    dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
 
 
 def _tangents_to_inputs(module: fx.GraphModule) -> None:

@@ -13,21 +13,12 @@ from functools import lru_cache
 import torch
 from torch import fx
 
+from litz.loop.operator import returns_view
+
 aten = torch.ops.aten
 
 # Results that share memory although the schema does not say so.
 _UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default}
-
-
-@lru_cache(maxsize=None)
-def _is_view_target(target: object) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if target is aten.lift_fresh.default:
-        return False  # a tensor written out in the program is made anew at each call, whatever the schema says
-    return target in _UNDECLARED or any(
-        a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments
-    )
 
 
 # They give nothing back: they are there to raise.
@@ -52,7 +43,7 @@ def is_view(node: fx.Node) -> bool:
         return False
     if node.target is operator.getitem:
         return is_view(node.args[0])  # type: ignore[arg-type]
-    return _is_view_target(node.target)
+    return node.target in _UNDECLARED or returns_view(node.target)
 
 
 def base(node: fx.Node) -> fx.Node:

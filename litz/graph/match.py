@@ -241,7 +241,7 @@ def _described(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_function" else f"a {node.op} ({node.target})"
 
 
-class Index:
+class RuleIndex:
     """Rules by root operator, then by the operator of an argument that must be a call."""
 
     def __init__(self, rules: Sequence[Any]):
@@ -270,4 +270,4 @@ class Index:
         return [self.rules[p] for p in positions]
 
 
-__all__ = ["ANY", "INSIDE", "Found", "Index", "Matcher", "Miss", "same"]
+__all__ = ["ANY", "INSIDE", "Found", "RuleIndex", "Matcher", "Miss", "same"]

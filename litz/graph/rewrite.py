@@ -21,7 +21,7 @@ from litz.context import Context
 from litz.errors import source_of
 from litz.graph.alias import base
 from litz.graph.editor import Editor, Refused
-from litz.graph.match import Found, Index, Matcher, Miss
+from litz.graph.match import Found, Matcher, Miss, RuleIndex
 from litz.graph.order import depends_on, sort_stably
 from litz.graph.pattern import Pattern, root_of
 from litz.graph.sizes import size_of, sizes
@@ -189,7 +189,7 @@ def apply_rules(
 class _Run:
     def __init__(self, graph_module: fx.GraphModule, rules: Rules, ctx: Context, outcome: Outcome):
         self.graph, self.ctx, self.outcome = graph_module.graph, ctx, outcome
-        self.index, self.matcher = Index(rules), Matcher()
+        self.index, self.matcher = RuleIndex(rules), Matcher()
         self.editor = Editor(graph_module)
         self.constants = Constants(graph_module)
         self.failed: set[tuple[str, str]] = set()

@@ -28,4 +28,14 @@ def operator_named(target: str, overload: str | None = None) -> torch._ops.OpOve
     return getattr(getattr(getattr(torch.ops, own.namespace), own.name), overload or own.overload)
 
 
-__all__ = ["OperatorName", "operator_named", "taken_apart"]
+@lru_cache(maxsize=None)
+def returns_view(target: object) -> bool:
+    """Whether the schema says that a result is memory of an argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target is torch.ops.aten.lift_fresh.default:
+        return False  # a tensor written out in a program is made anew at each call, whatever the schema says
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
+
+
+__all__ = ["OperatorName", "operator_named", "returns_view", "taken_apart"]

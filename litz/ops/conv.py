@@ -19,7 +19,7 @@ from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.norm import over
 from litz.ops.registry import lowers
-from litz.ops.window import Window, inside, spread
+from litz.ops.window import SlidingWindow, inside, spread
 
 aten = torch.ops.aten
 
@@ -59,17 +59,17 @@ def convolution(
     return b.library(node, library, {})
 
 
-def window_of(weight: View, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+def window_of(weight: View, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> SlidingWindow:
     sizes = tuple(size.int for size in weight.sizes[2:])
     stride, padding, dilation = (spread(values, len(sizes)) for values in (stride, padding, dilation))
-    return Window(sizes, stride, padding, dilation)
+    return SlidingWindow(sizes, stride, padding, dilation)
 
 
 def is_depthwise(x: View, weight: View, groups: int) -> bool:
     return groups > 1 and groups == x.sizes[1].int == weight.sizes[0].int and weight.sizes[1] is ONE
 
 
-def _gathers_whole_vectors(b: Builder, x: View, out: torch.Tensor, weight: View, window: Window) -> bool:
+def _gathers_whole_vectors(b: Builder, x: View, out: torch.Tensor, weight: View, window: SlidingWindow) -> bool:
     """Whether a vector of the reduced axes lies contiguous in the input: whole channels, or whole kernel rows."""
     lanes = b.ctx.target.vector_bytes // 4
     if x.strides[1] is ONE:
@@ -83,14 +83,14 @@ def _gathers_whole_vectors(b: Builder, x: View, out: torch.Tensor, weight: View,
     )
 
 
-def _gathers_lines(b: Builder, x: View, weight: View, window: Window) -> bool:
+def _gathers_lines(b: Builder, x: View, weight: View, window: SlidingWindow) -> bool:
     """Whether a line of the window, columns and channels together, is one stretch of memory of a vector or more."""
     line = weight.sizes[-1] * weight.sizes[1]
     dense = x.strides[1] is ONE and x.strides[-1] == x.sizes[1] and window.dilation[-1] == 1
     return dense and line.int >= b.ctx.target.lanes(4)
 
 
-def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
     """Channels that are no whole vectors (an image's three): the sum runs over the window's lines and along them."""
     channels, across = weight.sizes[1], weight.sizes[-1]
     outer = weight.sizes[2:-1]
@@ -115,7 +115,7 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
-def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     n, o, *place = space.over(out.sizes, out.strides)
@@ -130,7 +130,7 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
-def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: Window) -> View:
+def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
     # The weight is laid out channels last first, so that a vector of channels is one load.
     taps = b.scratch((*weight.sizes[2:], weight.sizes[0]), weight.dtype)
     space, body = Space(), Body()

@@ -18,7 +18,7 @@ from litz.ops.builder import Body, Builder, Space, numel
 from litz.ops.conv import is_depthwise, window_of
 from litz.ops.norm import over
 from litz.ops.registry import lowers
-from litz.ops.window import Window, inside
+from litz.ops.window import SlidingWindow, inside
 
 aten = torch.ops.aten
 
@@ -80,14 +80,14 @@ def _of_products(
     return of_x, of_weight
 
 
-def _fits(b: Builder, weight: View, window: Window) -> bool:
+def _fits(b: Builder, weight: View, window: SlidingWindow) -> bool:
     whole = weight.sizes[0].int % b.ctx.target.lanes(4) == 0
     plain = all(s == 1 for s in window.stride) or all(d == 1 for d in window.dilation)
     return whole and plain and all(p <= r for p, r in zip(window.padding, window.reach, strict=True))
 
 
 def _of_windows(
-    b: Builder, fakes: Any, tangent: View, x: View, weight: View, window: Window, wanted: Sequence[bool]
+    b: Builder, fakes: Any, tangent: View, x: View, weight: View, window: SlidingWindow, wanted: Sequence[bool]
 ) -> tuple[View | None, View | None]:
     of_x = of_weight = None
     if wanted[0] and all(stride == 1 for stride in window.stride):
@@ -99,7 +99,7 @@ def _of_windows(
     return of_x, of_weight
 
 
-def _of_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: Window) -> View:
+def _of_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: SlidingWindow) -> View:
     # Each input was seen through the window's taps in the opposite order.
     taps = b.scratch((*window.sizes, weight.sizes[0]), "f32")
     space, body = Space(), Body()
@@ -108,7 +108,7 @@ def _of_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, windo
     body.store(taps, (*k, c), body.load(weight, (c, ZERO, *opposite)))
     b.emit(space, body)
     reach = tuple(r - p for r, p in zip(window.reach, window.padding, strict=True))
-    back = Window(window.sizes, window.stride, reach, window.dilation)
+    back = SlidingWindow(window.sizes, window.stride, reach, window.dilation)
     out = b.allocate(fake)
     space, body = Space(), Body()
     n, c, *place = space.over(out.sizes, out.strides)
@@ -119,7 +119,7 @@ def _of_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, windo
     return out
 
 
-def _of_strided_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: Window) -> View:
+def _of_strided_image(b: Builder, fake: torch.Tensor, tangent: View, weight: View, window: SlidingWindow) -> View:
     # Element i was seen by every stride-th tap alone, counted from the one that the last window over it has there.
     rounds = [-(-size // stride) for size, stride in zip(window.sizes, window.stride, strict=True)]
     padded = [count * stride for count, stride in zip(rounds, window.stride, strict=True)]
@@ -143,7 +143,7 @@ def _of_strided_image(b: Builder, fake: torch.Tensor, tangent: View, weight: Vie
     return out
 
 
-def _of_taps(b: Builder, fake: torch.Tensor, tangent: View, x: View, weight: View, window: Window) -> View:
+def _of_taps(b: Builder, fake: torch.Tensor, tangent: View, x: View, weight: View, window: SlidingWindow) -> View:
     # A vector of channels at a time for all taps, so that what they share stays in the cache. Each line of the image
     # is summed by itself, then the lines: one long sum would round too often.
     lanes = b.ctx.target.lanes(4)

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from litz.ops import library, lower
+from litz.loop.operator import returns_view
+from litz.ops import library
 from litz.ops.decompose import decompositions
 from litz.ops.registry import LOWERINGS
 
@@ -59,7 +60,7 @@ def _runs_on_cpu(operator: torch._ops.OpOverload) -> bool:
 
 def treatment(operator: torch._ops.OpOverload) -> str:
     """One of `TREATMENTS`."""
-    if lower.is_view(operator):
+    if returns_view(operator):
         return "view"
     if operator in LOWERINGS:
         return "library" if LOWERINGS[operator] is library.call or operator.name() in _LIBRARY else "generated"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from litz.loop.operator import returns_view
 from litz.ops import library, lower
 from litz.ops.registry import lowering_of
 
@@ -76,7 +77,7 @@ def _is_made_of_nothing(target: torch._ops.OpOverload) -> bool:
 
 
 def _reads_by_index(target: torch._ops.OpOverload) -> bool:
-    if lower.is_view(target) or target in lower.ALIASES:
+    if returns_view(target) or target in lower.ALIASES:
         return True  # whether the layout allows the view is found when it is computed anew
     lowering = lowering_of(lower.functional_form(target) or target)
     return lowering is not None and lowering is not library.call

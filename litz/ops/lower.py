@@ -22,6 +22,7 @@ from litz.loop.dtype import from_torch
 from litz.loop.expr import ONE, Size
 from litz.loop.formula import Formula
 from litz.loop.ir import Buffer, NumberSource, Program, SizeSource, View, numbers
+from litz.loop.operator import returns_view
 from litz.loop.text import program_exprs
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
@@ -170,7 +171,7 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise LoweringError(f"cannot lower a call of {target}", node=node.name, source=source_of(node))
     if target is aten.sym_size.int:
         return node.meta["val"]
-    if is_view(target) or target in ALIASES or target in _RESHAPED:
+    if returns_view(target) or target in ALIASES or target in _RESHAPED:
         seen = _window(builder, args[0], _seen(node))
         if seen is not None:
             return seen
@@ -202,12 +203,6 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
     if result is NotImplemented:
         return builder.call(node, args, kwargs, "this form has no lowering")
     return result
-
-
-def is_view(target: torch._ops.OpOverload) -> bool:
-    if target is aten.lift_fresh.default:
-        return False  # the program's own tensor of it: the one stored with the code must not reach the user
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
 
 
 def _seen(node: fx.Node) -> Any:

@@ -19,7 +19,7 @@ from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel, wants
 from litz.ops.norm import over
 from litz.ops.registry import lowers
-from litz.ops.window import Window, conjunction, inside, spread
+from litz.ops.window import SlidingWindow, conjunction, inside, spread
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def max_pool(
     if x.dtype == "b1" or numel(x.sizes) == 0:
         return NotImplemented
     kernel = spread(kernel, spatial)
-    window = Window(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial))
+    window = SlidingWindow(kernel, spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial))
     values = b.allocate(node.meta["val"][0])
     places = b.allocate(node.meta["val"][1]) if wants(node, 1) else None
     sizes = x.sizes[-spatial:]
@@ -125,7 +125,7 @@ def _avg_pool(
     if not is_float(dtype) or divisor == 0:  # which eager refuses
         return NotImplemented
     kernel = spread(kernel, spatial)
-    window = Window(kernel, spread(stride, spatial, kernel), spread(padding, spatial), (1,) * spatial)
+    window = SlidingWindow(kernel, spread(stride, spatial, kernel), spread(padding, spatial), (1,) * spatial)
     sizes = x.sizes[-spatial:]
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()

@@ -16,7 +16,7 @@ from litz.ops.builder import Body, Space, Val
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """One number for each spatial dimension."""
 
     sizes: tuple[int, ...]

@@ -236,7 +236,7 @@ kernel last
 @pytest.mark.parametrize("wide", [torch.float32, torch.int32, torch.int64])
 @pytest.mark.parametrize("narrow", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.bfloat16, torch.float16])
 def test_values_cut_to_fewer_bits_are_stored_in_as_many(wide: torch.dtype, narrow: torch.dtype) -> None:
-    """One live lane is what LLVM stores whole: see `Frame._unforeseen`."""
+    """One live lane is what LLVM stores whole: see `Scope._unforeseen`."""
 
     def cut(x: torch.Tensor, y: torch.Tensor) -> None:
         x.copy_(y - y.amin(1, keepdim=True))

@@ -1,6 +1,6 @@
 """Emitting the operators of a kernel's body at one point of its loops.
 
-A `Frame` is where the generator stands: which axis holds what, which values are known, and which lanes
+A `Scope` is where the generator stands: which axis holds what, which values are known, and which lanes
 are live. It turns index expressions into addresses and operators into instructions, scalar where a
 value is the same in every lane, vectors (several side by side, if asked) where it is not.
 """
@@ -43,7 +43,7 @@ def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozen
 
 
 @dataclass
-class Frame:
+class Scope:
     writer: Writer
     buffers: dict[str, Buffer]
     pointers: dict[str, str]  # buffer -> LLVM pointer
@@ -361,4 +361,4 @@ def _suffix(element: str) -> str:
     return {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
 
 
-__all__ = ["ZERO", "Frame", "depends"]
+__all__ = ["ZERO", "Scope", "depends"]

@@ -13,10 +13,11 @@ transposed operand or a strided one are all the same code.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
 
 from litz.codegen.llvm import microkernel
-from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.body import Scope, depends
 from litz.codegen.llvm.loops import TRAILING, Rendered, volume
 from litz.codegen.llvm.microkernel import Tile
 from litz.codegen.llvm.packing import Nest, transpose
@@ -26,10 +27,11 @@ from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
 from litz.target import Target
 
-_BLOCK_BYTES = 1 << 20  # of packed columns: they stream from the last-level cache, a panel at a time
 _RUN = (32, 128)  # products summed in one go: rounding errors grow with the root, the time with the inverse
 _MULTIPLY, _PACK = 1.15, 0.37  # cycles, measured: of a vector of products, of a number packed
-_GROUP_BYTES = 320 << 10  # of packed rows: they stay in the second cache beside a panel
+# Of the second cache: packed columns, which stream from the one behind it, a panel at a time; packed rows, which stay
+# in it beside a panel.
+_COLUMNS, _ROWS = Fraction(1), Fraction(5, 16)
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Sha
     lanes = tile.lanes
     depth = volume(kernel.reduced).int // inner.size.int * (-(-inner.size.int // lanes) * lanes)
     panels = -(-columns // tile.columns)
-    block = max(1, min(panels, _BLOCK_BYTES // (4 * depth * tile.columns)))
+    block = max(1, min(panels, int(_COLUMNS * target.l2_bytes) // (4 * depth * tile.columns)))
     blocks = -(-panels // block)
     block = -(-panels // blocks)  # even blocks
-    group = max(1, min(8, _GROUP_BYTES // (4 * depth * tile.rows)))
+    group = max(1, min(8, int(_ROWS * target.l2_bytes) // (4 * depth * tile.rows)))
     stretches = min(target.threads, max(1, rows.hint // tile.rows)) if target.threads > 1 else 1
     return Shape(volume(found.batch), rows, columns, depth, tile, block, -(-panels // block), stretches, group)
 
@@ -142,7 +144,7 @@ class _Renderer:
         self.w = Writer(module)
         self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
         self.varies = depends(kernel.body, kernel.reduced)
-        self.frame = Frame(
+        self.frame = Scope(
             self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, None, self.varies
         )
         self.frame.sizes = self.w.load_sizes(sizes)
@@ -274,14 +276,14 @@ class _Renderer:
             return None
         return self.w.lanes_below(here, str(self.shape.columns), self.lanes)
 
-    def _column_frame(self, column: str, mask: str | None) -> Frame:
+    def _column_frame(self, column: str, mask: str | None) -> Scope:
         """Lanes run across columns from `column` on."""
         return replace(
             self.frame, axes={**self.frame.axes, self.column_axis: column}, vector=self.column_axis, mask=mask,
             values=dict(self.frame.values),
         )  # fmt: skip
 
-    def _load(self, frame: Frame, load: Load) -> Operand:
+    def _load(self, frame: Scope, load: Load) -> Operand:
         for op in definitions_for(self.kernel.body, [load]):
             if op.name not in frame.values:
                 frame.emit(op)

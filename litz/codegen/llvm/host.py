@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litz.codegen.llvm import batch, shim
-from litz.codegen.llvm.body import Frame
+from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.loops import Rendered
 from litz.codegen.llvm.team import PARALLEL_WORK, call_text, declare_kernel, start_team, threads_for
 from litz.codegen.llvm.writer import Module, Writer
@@ -37,7 +37,7 @@ def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
     """An expression in sizes, computed from the table `%sizes`."""
     if e.is_int:
         return str(e.int)
-    frame = Frame(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
+    frame = Scope(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
     return frame.size(e)
 
 

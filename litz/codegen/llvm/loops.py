@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.body import Scope, depends
 from litz.codegen.llvm.lanes import vector_axis, vectors
 from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
 from litz.codegen.llvm.writer import Module, Operand, Writer, literal, llvm_type
@@ -112,7 +112,7 @@ class _Renderer:
         self.lanes = max(target.vector_bytes // (8 if only_wide else 4), 2)
         self.rows = [a for a in kernel.axes if a != self.vector]
         self.row_count = volume(self.rows)
-        self.frame = Frame(
+        self.frame = Scope(
             self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, self.vector, self.varies
         )
         self.frame.sizes = self.w.load_sizes(sizes)

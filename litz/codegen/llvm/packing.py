@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from litz.codegen.llvm.body import Frame
+from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.writer import Writer
 from litz.loop.expr import Axis
 
 
 class Renderer(Protocol):
     w: Writer
-    frame: Frame
+    frame: Scope
 
 
 class Nest:

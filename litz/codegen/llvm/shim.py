@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from litz.codegen.llvm.body import Frame
+from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.writer import Module, Writer, literal
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, ZERO, Expr, expr
@@ -140,7 +140,7 @@ class _CallWriter:
     def __init__(self, w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]):
         self.w, self.call, self.slots, self.module = w, call, slots, module
         self.handles: list[str] = []
-        self.frame = Frame(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
+        self.frame = Scope(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
 
     def array(self, values: Sequence[Expr | int]) -> str:
         """Numbers in memory: a constant where all are known, else filled in on the stack."""

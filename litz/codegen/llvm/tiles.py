@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from litz.codegen.llvm.body import Frame, depends
+from litz.codegen.llvm.body import Scope, depends
 from litz.codegen.llvm.lanes import vectors
 from litz.codegen.llvm.loops import TRAILING, Rendered, volume, work_of
 from litz.codegen.llvm.reduction import across_lanes
@@ -72,7 +72,7 @@ class _Renderer:
         self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
         pointers = {b: f"%b{i}" for i, b in enumerate(self.used)}
         varies = depends(kernel.body, kernel.reduced)
-        self.frame = Frame(self.w, buffers, pointers, self.lanes, self.vector, varies)
+        self.frame = Scope(self.w, buffers, pointers, self.lanes, self.vector, varies)
         self.frame.sizes = self.w.load_sizes(sizes)
         self.extent = {a: self.frame.size(a.size) for a in (*kernel.axes, *kernel.reduced)}
         self.steps = dict(tiling.tile)
@@ -229,7 +229,7 @@ class _Renderer:
         for slot, total in zip(slots, sums, strict=True):
             w.emit(f"store {total.type} {total.text}, ptr {slot}")
 
-    def _added(self, frame: Frame, copy: int, total: Operand) -> Operand:
+    def _added(self, frame: Scope, copy: int, total: Operand) -> Operand:
         w, lanes = self.w, self.lanes
         a, b = (w.splat(frame.get(name, copy), lanes).text for name in self.tiling.factors)
         text = w.intrinsic("llvm.fma", total.type, a, b, total.text)
