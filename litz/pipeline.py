@@ -15,7 +15,7 @@ from torch import fx
 from litz.capture.autograd import Absent
 from litz.capture.joint import trace_joint
 from litz.capture.outputs import known
-from litz.codegen.llvm.build import build
+from litz.codegen.llvm.build import Building
 from litz.codegen.llvm.render import render
 from litz.codegen.plan import host_plan
 from litz.context import Context
@@ -97,8 +97,9 @@ def compile_graph(
         layout = run("plan_memory", ctx, plan_for_training, program, names)
     else:
         layout = run("plan_memory", ctx, plan_memory, program)
-    rendering = run("render", ctx, render, program, layout, ctx)
-    objects = run("build", ctx, build, rendering.modules, ctx.target, ctx.cache)
+    building = Building(ctx.target, ctx.cache)
+    rendering = run("render", ctx, render, program, layout, ctx, building.begin)
+    objects = run("build", ctx, building.finish, rendering.modules)
     constants = tuple(lowered.constants)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)

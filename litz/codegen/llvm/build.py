@@ -13,7 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -45,8 +45,27 @@ def target_machine(target: Target) -> Any:
 
 def build(modules: Sequence[str], target: Target, store: Lasting | None = None) -> tuple[bytes, ...]:
     """The object code of each module. What this process has built lately is not built again, nor what `store` has."""
-    with ThreadPoolExecutor(min(len(modules), _threads()) or 1, "litz-build") as workers:
-        return tuple(workers.map(lambda text: _kept(text, target, store), modules))
+    return Building(target, store).finish(modules)
+
+
+class Building:
+    """Modules on their way to object code, while others are still being written."""
+
+    def __init__(self, target: Target, store: Lasting | None = None):
+        self._target, self._store = target, store
+        self._workers = ThreadPoolExecutor(_threads(), "litz-build")  # a thread starts when there is work for it
+        self._begun: dict[str, Future[bytes]] = {}
+
+    def begin(self, module: str) -> None:
+        if module not in self._begun:
+            self._begun[module] = self._workers.submit(_kept, module, self._target, self._store)
+
+    def finish(self, modules: Sequence[str]) -> tuple[bytes, ...]:
+        """The object code of these, in their order."""
+        with self._workers:
+            for module in modules:
+                self.begin(module)
+            return tuple(self._begun[module].result() for module in modules)
 
 
 def _kept(text: str, target: Target, store: Lasting | None) -> bytes:
@@ -146,4 +165,4 @@ class _Recent:
 _LATELY = _Recent(16 << 20)
 
 
-__all__ = ["build", "llvm", "object_of", "target_machine"]
+__all__ = ["Building", "build", "llvm", "object_of", "target_machine"]

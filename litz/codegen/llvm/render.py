@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
@@ -41,14 +42,17 @@ class Rendering:
         return "\n".join(self.modules)
 
 
-def render(program: Program, layout: Layout, ctx: Context) -> Rendering:
+def render(
+    program: Program, layout: Layout, ctx: Context, written: Callable[[str], None] = lambda module: None
+) -> Rendering:
+    """`written` is told each module as soon as it is there."""
     module = Module(ctx.target.function_bytes)
     native = shim.native_calls(program)
     slots = _slots(program, native)
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
     sizes = tuple(s.name for s in program.sizes)
-    kernels = _Kernels(program, ctx.target, module, sizes)
+    kernels = _Kernels(program, ctx.target, module, sizes, written)
     runs: list[tuple[int, Run]] = []
     begun = 0
     writer: host.HostWriter | None = None
@@ -102,8 +106,11 @@ def _named(text: str) -> tuple[str, str]:
 class _Kernels:
     """The kernels of a program, each different one built once."""
 
-    def __init__(self, program: Program, target: Target, module: Module, sizes: tuple[str, ...]):
+    def __init__(
+        self, program: Program, target: Target, module: Module, sizes: tuple[str, ...], written: Callable[[str], None]
+    ):
         self.buffers, self.target, self.module, self.sizes = program.buffers, target, module, sizes
+        self._written = written
         self.built: dict[tuple, Rendered] = {}
         self.modules: dict[str, None] = {}
         self.tiles: dict[microkernel.Tile, None] = {}
@@ -146,12 +153,16 @@ class _Kernels:
             rendered = tiles.render(kernel, tile, *around)
         elif product is not None:
             rendered, called = contract.render(kernel, product, *around)
-            self.tiles.update(dict.fromkeys(called))
+            for used in called:
+                if used not in self.tiles:
+                    self.tiles[used] = None
+                    self._written(microkernel.text(used))
         else:
             rendered = (loops.render_flat if flat else loops.render)(kernel, *around)
         team.write_team_body(module, rendered)
         name, text = _named(module.text())
         self.modules[text] = None
+        self._written(text)
         return replace(rendered, name=name)
 
     def _shared_flat_forms(self, program: Program) -> dict[str, Kernel]:
