@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -104,3 +108,27 @@ def test_two_threads_compile_at_once() -> None:
 
     at_once(through_dynamo, 2)
     at_once(through_pipeline, 4)
+
+
+def _in_a_child(function: Any, x: torch.Tensor) -> None:
+    torch.set_num_threads(1)  # as data loaders do
+    function(x)
+    os._exit(0)
+
+
+def test_a_forked_process_does_not_wait_for_threads_of_its_parent() -> None:
+    function = torch.compile(lambda x: torch.nn.functional.silu(x) * 2 + 1, backend="litz")
+    x = torch.randn(512, 1024)
+    function(x)
+    child = os.fork()
+    if child == 0:
+        _in_a_child(function, x)
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert status == 0
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")

@@ -28,8 +28,12 @@ def team_place(w: Writer) -> tuple[str, str]:
 
 
 def start_team(w: Writer, function: str, data: str, threads: int) -> None:
+    """No more threads than the process allows now: a process that was forked, as data loaders are, has to do with one,
+    since those of its parent are not there and would be waited for."""
     w.module.declare("declare void @GOMP_parallel(ptr, ptr, i32, i32)")
-    w.emit(f"call void @GOMP_parallel(ptr @{function}, ptr {data}, i32 {threads}, i32 0)")
+    w.module.declare("declare i32 @omp_get_max_threads()")
+    allowed = w.intrinsic("llvm.smin", "i32", w.let("call i32 @omp_get_max_threads()"), str(threads))
+    w.emit(f"call void @GOMP_parallel(ptr @{function}, ptr {data}, i32 {allowed}, i32 0)")
 
 
 def write_team_body(module: Module, kernel: Rendered) -> None:
