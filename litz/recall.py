@@ -34,15 +34,13 @@ Compile = Callable[[Sequence[Any]], Made]  # for inputs such as these
 def compile_or_recall(
     function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context, compile: Compile
 ) -> Callable[..., Any]:
-    entries = _entries(function, inputs, strides, ctx)
-    if entries is None:
+    entry = _entry(function, inputs, strides, ctx)
+    if entry is None:
         return bind(*compile(inputs), function, loader(ctx))
-    entry = _Entry(ctx, digest(entries), entries)
     recalled = _recalled(entry, function, inputs, compile)
     if recalled is not None:
         return recalled
-    for difference in ctx.cache.differences("function", entries) if ctx.cache is not None else ():
-        ctx.recalling.append(f"not in the cache; of the nearest that is, another {difference}")
+    ctx.recalling += entry.differences()
     answered = _answers(inputs)
     compiled, backward = compile(inputs)
 
@@ -72,7 +70,10 @@ def _recalled(
     """What the cache has, ready to be called. Whatever is wrong with it, the function can still be compiled."""
     ctx, kept = entry.ctx, entry.load("function")
     try:
-        if not isinstance(kept, Kept) or not _answers_hold(kept.answers, inputs):
+        if not isinstance(kept, Kept):
+            return None
+        if not _answers_hold(kept.answers, inputs):
+            ctx.recalling.append("in the cache, for sizes that answer otherwise what was asked of them")
             return None
         backward = _recalled_backward(entry, _stand_ins(inputs), compile)
         ready = bind(kept.compiled, backward, function, loader(ctx))
@@ -85,17 +86,20 @@ def _recalled(
     return ready
 
 
-def _entries(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context) -> dict[str, str] | None:
+def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context) -> _Entry | None:
     graph_module = getattr(function, "__self__", None)
     if ctx.cache is None or not isinstance(graph_module, fx.GraphModule):
         return None
     if ctx.options.snapshots or ctx.options.verify:
         return None  # who wants to see the stages wants them run
     try:
-        return key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
+        entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
+        return _Entry(ctx, digest(entries), entries)
     except Uncacheable as why:
         ctx.recalling.append(f"not kept for other processes: {why}")
-        return None
+    except Exception as error:  # an object that does not like to be looked at: it can be compiled all the same
+        ctx.recalling.append(f"not kept for other processes: {type(error).__name__}: {error}")
+    return None
 
 
 class _Entry:
@@ -103,6 +107,12 @@ class _Entry:
 
     def __init__(self, ctx: Context, key: str, entries: dict[str, str]):
         self.ctx, self.key, self.entries = ctx, key, entries
+
+    def differences(self) -> list[str]:
+        """How it differs from what is kept."""
+        assert self.ctx.cache is not None
+        found = self.ctx.cache.differences("function", self.entries)
+        return [f"not in the cache; of the nearest that is, another {difference}" for difference in found]
 
     def load(self, kind: str, absent: Absent = ()) -> Any:
         assert self.ctx.cache is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
@@ -182,6 +183,46 @@ def test_functions_of_the_users_make_a_compile_uncacheable_and_the_report_says_s
         report = litz.last_report()
         assert report is not None and any("not kept for other processes" in note for note in report.cache)
     assert not [found for found in Cache(folder).files() if found.kind == "function"]
+
+
+def _own_relu() -> Callable[..., Any]:
+    @torch.compiler.allow_in_graph
+    @functools.wraps(torch.relu)
+    def relu(x: torch.Tensor) -> torch.Tensor:
+        return F.leaky_relu(x, 0.5)
+
+    return relu
+
+
+def test_a_function_that_claims_anothers_name_is_not_taken_for_it() -> None:
+    x = torch.tensor([-1.0, 2.0])
+    assert compiled(lambda x: torch.relu(x) + 1)(x).tolist() == [1.0, 3.0]
+    relu = _own_relu()
+    assert compiled(lambda x: relu(x) + 1)(x).tolist() == [0.5, 3.0]
+
+
+def test_functions_that_torch_makes_inside_others_are_its_own() -> None:
+    x = torch.randn(1, 2, 6, 6)
+    for _ in range(2):
+        compiled(lambda x: F.max_pool2d(x, 2).relu())(x)
+    assert was_recalled()
+
+
+def test_operators_of_the_users_are_not_kept(folder: Path) -> None:
+    with torch.library._scoped_library("litz_test_recall", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+        compiled(lambda x: torch.ops.litz_test_recall.twice(x) + 1)(X)
+    assert not list(Cache(folder).files("function"))
+
+
+def test_folders_are_for_their_owner_alone(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        compiled(function)(X, W)
+    finally:
+        os.umask(before)
+    assert [path for path in folder.rglob("*") if path.is_dir() and path.stat().st_mode & 0o022] == []
 
 
 # -- bad luck --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -48,7 +49,7 @@ def aot_compile(
         hint = "give it the suffix .litz, for Python alone"
         raise CompileError(f"{file} cannot be a shared library: {why}", hint=hint)
     else:
-        link(package, file, re.sub(r"\W", "_", f"litz_{file.stem}"))
+        link(package, file, re.sub(r"\W", "_", f"litz_{file.stem}", flags=re.ASCII))
     return file
 
 
@@ -60,18 +61,20 @@ def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options
     flat = pytree.tree_leaves((args, kwargs)) if isinstance(model, torch.nn.Module) else _examples(program)
     shapes = shape_environment(fakes)
     inputs = flat if shapes is None else fakes
-    answered = 0 if shapes is None else len(shapes.guards)
     with torch.no_grad():
         given = [*inputs, *held.values()]
         levels = [compile_to_data(module.forward, given, None, Context(options, t))[0] for t in _targets(options)]
-    questions = [] if shapes is None else [formula_of(guard.expr) for guard in shapes.guards[answered:]]
+    if any(level.signature.bases for level in levels):
+        raise CompileError("parameters or buffers share memory in part, which a file cannot have")
+    copies = {id(t): t.detach().clone() for t in held.values()}  # tied ones are one tensor, there as here
+    questions = [] if shapes is None else [formula_of(guard.expr) for guard in shapes.guards]
     if None in questions:
         raise CompileError("a question that was asked of the sizes has no spelling; fix the dimension it is about")
     return Package(
         tuple(levels),
         tuple(_spec(node.name, fake, value) for node, fake, value in zip(own, fakes, flat, strict=True)),
         (*range(len(own)), *(None for _ in held)),
-        tuple(t.detach().clone() for t in held.values()),
+        tuple(copies[id(t)] for t in held.values()),
         tuple(held),
         pytree.treespec_dumps(program.call_spec.in_spec),
         _form(program.call_spec.out_spec),
@@ -91,12 +94,22 @@ def _exported(model: Any, args: tuple, kwargs: dict[str, Any], dynamic_shapes: A
     if isinstance(model, torch.export.ExportedProgram):
         return model
     if not isinstance(model, torch.nn.Module):
+        dynamic_shapes = _of_a_function(model, args, dynamic_shapes)
         model = _Wrapped(model)
     try:
         with torch.no_grad():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise CaptureError(f"torch.export makes no graph of the model: {type(error).__name__}: {error}") from error
+
+
+def _of_a_function(function: Any, args: tuple, dynamic_shapes: Any) -> Any:
+    """As they are for a module that takes any arguments and hands them on."""
+    if isinstance(dynamic_shapes, Mapping):
+        names = list(inspect.signature(function).parameters)[: len(args)]
+        named = {name: shapes for name, shapes in dynamic_shapes.items() if name not in names}
+        return {"args": tuple(dynamic_shapes.get(name) for name in names), **({"kwargs": named} if named else {})}
+    return None if dynamic_shapes is None else (tuple(dynamic_shapes),)
 
 
 class _Wrapped(torch.nn.Module):
@@ -135,7 +148,7 @@ def _form(spec: pytree.TreeSpec) -> str | None:
 def _ranges(program: torch.export.ExportedProgram) -> list[Range]:
     found = []
     for symbol, bounds in program.range_constraints.items():
-        least, most = (int(b) if b.is_integer and b.is_finite else None for b in (bounds.lower, bounds.upper))
+        least, most = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
         found.append(Range(str(symbol), least, most))
     return found
 

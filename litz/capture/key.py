@@ -26,7 +26,7 @@ from litz.options import Options
 from litz.target import Target
 
 _TORCHS_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler")
-_MODULES = ("torch", "operator", "_operator", "builtins", "math")
+_MODULES = ("torch", "operator", "_operator", "builtins", "math", "litz")  # whose versions are in the key
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -116,17 +116,40 @@ class _Spelling:
 
 def _named(function: Any) -> str:
     """A function of torch's or Python's own, which its name tells."""
-    if isinstance(function, torch._ops.OpOverload):
-        if function.namespace not in _TORCHS_OWN:
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
+        if name.partition("::")[0] not in _TORCHS_OWN:
             raise Uncacheable(f"{function} is not an operator of torch's own")
         return str(function)
     if isinstance(function, torch._ops.HigherOrderOperator):
         return f"higher order {function.name()}"
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-    module = getattr(function, "__module__", None) or ""
-    if name is None or (module and module.partition(".")[0] not in _MODULES) or "<" in name:
+    found = _place_of(function)
+    if found is None:
         raise Uncacheable(f"it calls {function!r:.80}, which is not torch's own")
-    return f"{module}.{name}"
+    return found
+
+
+def _place_of(function: Any) -> str | None:
+    """Where the function itself is found by name: another one may claim the same name."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or ""
+    module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch.Tensor).__module__
+    if module.partition(".")[0] in _MODULES:
+        held: Any = sys.modules.get(module)
+        for part in name.split("."):
+            held = getattr(held, part, None)
+        if held is function:
+            return f"{module}.{name}"
+    for home in (torch.nn.functional, torch, torch.Tensor, torch._C._nn):
+        short = getattr(function, "__name__", "")
+        if getattr(home, short, None) is function:
+            return f"{home.__name__}.{short}"
+    return _dispatched().get(id(function))
+
+
+@lru_cache(maxsize=1)
+def _dispatched() -> dict[int, str]:
+    """Functions that torch makes inside others (`max_pool2d`), by `id`."""
+    return {id(held): f"torch.nn.functional.{name}" for name, held in vars(torch.nn.functional).items()}
 
 
 # -- the inputs ------------------------------------------------------------------------------------
@@ -188,12 +211,19 @@ def _shared(inputs: Sequence[Any]) -> Iterator[str]:
     """Which inputs have memory in common: those that are one tensor, and how far apart others begin."""
     owners: dict[int, int] = {}
     for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or not value.numel():
+        if not isinstance(value, torch.Tensor) or (not isinstance(value, FakeTensor) and not value.numel()):
             continue
-        first = owners.setdefault(value.untyped_storage().data_ptr(), position)
+        first = owners.setdefault(_memory(value), position)
         if first != position:
-            apart = value.data_ptr() - inputs[first].data_ptr()
-            yield f"{position} is {first}" if value is inputs[first] else f"{position} lies {apart} from {first}"
+            other = inputs[first]
+            apart = value.storage_offset() * value.itemsize - other.storage_offset() * other.itemsize
+            yield f"{position} is {first}" if value is other else f"{position} lies {apart} from {first}"
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """A number for the storage: real ones may be shared by several objects of torch's, fakes have no address."""
+    storage = tensor.untyped_storage()
+    return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
 
 # -- what a trace depends on besides ---------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from litz.loop.expr import Size
+from litz.loop.expr import Size, expr
 from litz.loop.ir import Arg, Buffer, Call, NumberSource, Program, SizeSource, View, views
 from litz.schedule.memory import Apart, Layout
 from litz.schedule.place import Span
@@ -66,6 +66,13 @@ class HostPlan:
     @property
     def apart(self) -> tuple[Apart, ...]:
         return tuple(block for item in self.items for block in item.takes)
+
+    def is_whole(self, view: View) -> bool:
+        """Whether the view is all of its buffer."""
+        extent = expr(1)
+        for size, stride in zip(view.sizes, view.strides, strict=True):
+            extent = extent + (size - 1) * stride
+        return view.offset == expr(0) and extent == self.buffers[view.buffer].size
 
     def private_outputs(self) -> frozenset[int]:
         """Outputs that are all of a buffer made for them, which no other output shows."""

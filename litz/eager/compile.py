@@ -59,7 +59,8 @@ def compile_op(
     arguments = in_order(op, args, kwargs or {})
     form = _form(op, arguments)
     description, made_for = described(op), key_of(chosen)
-    for entry in description.entries():
+    own = fn is op or fn is op.overloadpacket  # another function is compiled whenever it is given
+    for entry in description.entries() if own else ():
         if (entry.given, entry.made_for) == (form, made_for) and read(description, entry) is not None:
             return description.folder / entry.file
     boxed = _compiled(op, fn, arguments, form, chosen)

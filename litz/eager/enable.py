@@ -15,13 +15,11 @@ import torch
 
 from litz.codegen.llvm.boxed import ATTEMPT, CONSTANTS, DOOR, MISSED, MOST, TABLE, Given, write_door
 from litz.codegen.llvm.build import build
-from litz.codegen.llvm.shim import SCALAR_TYPE
 from litz.codegen.llvm.writer import Module
 from litz.compat import torch_library
 from litz.eager.compile import Boxed, compile_op, described, key_of, read
 from litz.eager.schema import NotGiven, called, find, form_of, given, kinds
 from litz.errors import LitzError, tell
-from litz.loop.dtype import to_torch
 from litz.options import Options
 from litz.runtime.cache import cache_of
 from litz.runtime.link import Code
@@ -29,7 +27,12 @@ from litz.target import detect
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64, ctypes.c_uint64)
 _ATTEMPT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
-_DTYPES = {number: to_torch(name) for name, number in SCALAR_TYPE.items()}
+# As torch numbers them; not all have generated code.
+_DTYPES = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
+    23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 27: torch.uint16, 28: torch.uint32, 29: torch.uint64,
+}  # fmt: skip
 
 
 def enable(*names: str, options: Mapping[str, Any] | None = None) -> None:
@@ -79,6 +82,7 @@ class _Enabled:
 
     def close(self) -> None:
         _shim().aoti_torch_delete_library_object(self._library)
+        _RETIRED.append(self)  # another thread may be inside its code
 
     # -- code for arguments ------------------------------------------------------------------------
     def _read(self) -> None:
@@ -109,10 +113,15 @@ class _Enabled:
 
     # -- arguments that there is no code for -------------------------------------------------------
     def _ask(self, stack: Any, count: int, results: int) -> int | None:
-        """What the door asks last. An error's text, which it throws, or nothing.
+        """What the door asks last. An error's text, which it throws, or nothing. No exception may leave it."""
+        try:
+            return self._answer(stack)
+        except BaseException as error:
+            return self._thrown(f"{type(error).__name__}: {error}")
 
-        torch's own kernel comes first: what it refuses is not compiled, and what it returns is what code must return.
-        """
+    def _answer(self, stack: Any) -> int | None:
+        """torch's own kernel comes first: what it refuses is not compiled, and what it returns is what code must
+        return."""
         arguments = [self._unboxed(stack[i], *kind) for i, kind in enumerate(self.kinds)]
         found: list[torch.Tensor] = []
         text = None
@@ -129,9 +138,10 @@ class _Enabled:
             stack[i] = _handle_of(tensor)
         return None if text is None else self._thrown(text)
 
-    def _thrown(self, text: str) -> int | None:
-        self._last = ctypes.create_string_buffer(text.encode())  # alive until the door has thrown it
-        return ctypes.addressof(self._last)
+    @staticmethod
+    def _thrown(text: str) -> int | None:
+        _THREAD.thrown = ctypes.create_string_buffer(text.encode())  # alive until the door has thrown it
+        return ctypes.addressof(_THREAD.thrown)
 
     def _compiled(self, arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> Any | None:
         try:
@@ -201,7 +211,9 @@ class _Enabled:
         signed = ctypes.c_int64(box).value
         if kind == "float":
             return ctypes.c_double.from_buffer(ctypes.c_uint64(box)).value
-        return {"bool": bool(signed & 0xFF), "dtype": _DTYPES.get(signed & 0xFFFFFFFF), "int": signed}[kind]
+        if kind == "dtype":
+            return _DTYPES[signed & 0xFFFFFFFF]
+        return bool(signed & 0xFF) if kind == "bool" else signed
 
 
 def _register(op: torch._ops.OpOverload, function: int) -> ctypes.c_void_p:
@@ -291,6 +303,7 @@ def _delete() -> Any:
 
 
 _THREAD = threading.local()
+_RETIRED: list[_Enabled] = []
 _ENABLED: dict[str, _Enabled] = {}
 
 

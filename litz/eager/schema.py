@@ -36,6 +36,10 @@ def find(name: str) -> torch._ops.OpOverload:
     except (AttributeError, RuntimeError) as error:
         hint = 'spell it with its namespace, and its overload if it has one, such as "aten::mul.Tensor"'
         raise OptionError(f"there is no operator {name!r}", hint=hint) from error
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        raise OptionError(f"{name} is made of other operators, which have its gradient: enable those")
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+        raise OptionError(f"{name} has no kernel for the CPU")
     schema = op._schema
     if schema.is_mutable or any(r.alias_info is not None for r in schema.returns):
         raise OptionError(f"{name} writes to its arguments, or returns memory of theirs: it stays as it is")
@@ -86,6 +90,11 @@ def called(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> tuple[list[An
 
 
 def given(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> tuple[Given, ...]:
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    if any(t.dim() == 0 for t in tensors):
+        raise NotGiven("a tensor of no dimensions, which may stand for a number, and then gives way to other types")
+    if not any(t.is_floating_point() for t in tensors):
+        raise NotGiven("whole numbers alone, of which the default type makes floats")
     return tuple(Given(*kind, _value(kind[0], value)) for kind, value in zip(kinds(op), arguments, strict=True))
 
 

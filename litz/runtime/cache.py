@@ -21,6 +21,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -84,7 +85,7 @@ class Cache:
         try:
             value = unpack(data)
         except Unreadable:
-            path.unlink(missing_ok=True)  # it is made anew, and stored in its place
+            _discard(path)  # it is made anew, and stored in its place
             return None
         _note_use(path)
         return value
@@ -95,7 +96,7 @@ class Cache:
         data = pack(value)
         path = self.path(kind, key)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(path.parent)
             if entries:
                 _write(path.with_suffix(".json"), json.dumps(_shortened(entries), indent=1).encode())
             _write(path, data)
@@ -159,7 +160,7 @@ class Cache:
                 raise Unreadable(f"{kind}/{key} is no value of a cache")
             unpack(data)
             path = self.path(kind, key)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(path.parent)
             if beside:
                 _write(path.with_suffix(".json"), beside)
             _write(path, data)
@@ -215,6 +216,18 @@ def _apart(stored: Mapping[str, str], wanted: Mapping[str, str]) -> list[Differe
     return [Difference(n, stored.get(n), wanted.get(n)) for n in names if stored.get(n) != wanted.get(n)]
 
 
+def _make_folder(folder: Path) -> None:
+    """For its owner alone, and so each folder above it that is not there yet."""
+    if not folder.exists():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _discard(path: Path) -> None:
+    with suppress(OSError):  # of a folder that can only be read
+        path.unlink(missing_ok=True)
+
+
 def _write(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(suffix=".part", dir=path.parent)
     try:
@@ -236,8 +249,9 @@ def _note_use(path: Path) -> None:
 
 # -- which folder ----------------------------------------------------------------------------------
 def cache_of(environ: Mapping[str, str]) -> Cache | None:
-    """The cache that the environment names (`LITZ_CACHE_DIR`; `LITZ_CACHE=0` means none), or the user's own."""
-    if environ.get("LITZ_CACHE", "1") == "0":
+    """The cache, where the environment asks for one: in `LITZ_CACHE_DIR`, or, with `LITZ_CACHE=1`, the user's own."""
+    asked = environ.get("LITZ_CACHE", "1" if environ.get("LITZ_CACHE_DIR") else "0")
+    if asked == "0":
         return None
     try:
         folder = _folder(environ)
@@ -245,7 +259,7 @@ def cache_of(environ: Mapping[str, str]) -> Cache | None:
         _say_once(f"there is no cache: {error} (`LITZ_CACHE_DIR` names a folder for one)")
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(folder)
         why = _not_ours(folder)
     except OSError as error:
         why = str(error)

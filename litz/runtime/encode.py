@@ -79,9 +79,17 @@ def encode(value: Any) -> tuple[Any, Blobs]:
     return _written(value, blobs), blobs
 
 
+class _Reading(list[Blob]):
+    """Blobs, and the tensors that were made of them: what was one tensor is one again."""
+
+    def __init__(self, blobs: Sequence[Blob]):
+        super().__init__(blobs)
+        self.tensors: dict[Any, torch.Tensor] = {}
+
+
 def decode(written: Any, blobs: Sequence[Blob]) -> Any:
     try:
-        return _read(written, blobs)
+        return _read(written, _Reading(blobs))
     except Unreadable:
         raise
     except Exception as error:  # whatever a constructor makes of fields that are not its own
@@ -165,7 +173,7 @@ def _atom(atom: Atom, blobs: Blobs) -> list[Any]:
 
 
 # -- reading ---------------------------------------------------------------------------------------
-def _read(written: Any, blobs: Sequence[Blob]) -> Any:
+def _read(written: Any, blobs: _Reading) -> Any:
     if not isinstance(written, list):
         if written is None or isinstance(written, (bool, str)) or type(written) is int:
             return written
@@ -182,11 +190,11 @@ def _number(bits: str) -> float:
     return struct.unpack(">d", bytes.fromhex(bits))[0]
 
 
-def _read_dict(fields: list[Any], blobs: Sequence[Blob]) -> dict[Any, Any]:
+def _read_dict(fields: list[Any], blobs: _Reading) -> dict[Any, Any]:
     return {_read(key, blobs): _read(value, blobs) for key, value in fields}
 
 
-def _read_expr(fields: list[Any], blobs: Sequence[Blob]) -> Expr:
+def _read_expr(fields: list[Any], blobs: _Reading) -> Expr:
     total = constant(0)
     for coefficient, *atoms in fields:
         product = constant(coefficient)
@@ -196,7 +204,7 @@ def _read_expr(fields: list[Any], blobs: Sequence[Blob]) -> Expr:
     return total
 
 
-def _read_atom(written: list[Any], blobs: Sequence[Blob]) -> Expr:
+def _read_atom(written: list[Any], blobs: _Reading) -> Expr:
     kind, *fields = written
     if kind == "size":
         name, hint, least, formula = fields
@@ -213,7 +221,7 @@ _IN_FORMULAS = (
 )  # fmt: skip
 
 
-def _read_formula(fields: list[Any], _: Sequence[Blob]) -> Formula:
+def _read_formula(fields: list[Any], _: _Reading) -> Formula:
     """Arithmetic alone: a formula is computed by Python, later."""
     (text,) = fields
     for node in ast.walk(ast.parse(text, mode="eval")):
@@ -224,7 +232,14 @@ def _read_formula(fields: list[Any], _: Sequence[Blob]) -> Formula:
     return Formula(text)
 
 
-def _read_tensor(fields: list[Any], blobs: Sequence[Blob]) -> torch.Tensor:
+def _read_tensor(fields: list[Any], blobs: _Reading) -> torch.Tensor:
+    form = repr(fields)
+    if form not in blobs.tensors:
+        blobs.tensors[form] = _new_tensor(fields, blobs)
+    return blobs.tensors[form]
+
+
+def _new_tensor(fields: list[Any], blobs: _Reading) -> torch.Tensor:
     blob, dtype, sizes, strides = fields
     kind = _torch_value("dtype", dtype.removeprefix("torch."))
     data = blobs[blob]
@@ -244,11 +259,11 @@ def _torch_value(kind: str, name: str) -> Any:
     return found
 
 
-def _read_torch_value(kind: str, fields: list[Any], _: Sequence[Blob]) -> Any:
+def _read_torch_value(kind: str, fields: list[Any], _: _Reading) -> Any:
     return _torch_value(kind, fields[0])
 
 
-_READERS: dict[str, Callable[[list[Any], Sequence[Blob]], Any]] = {
+_READERS: dict[str, Callable[[list[Any], _Reading], Any]] = {
     "tuple": lambda fields, blobs: tuple(_read(item, blobs) for item in fields),
     "list": lambda fields, blobs: [_read(item, blobs) for item in fields],
     "frozenset": lambda fields, blobs: frozenset(_read(item, blobs) for item in fields),

@@ -189,3 +189,51 @@ def test_what_cannot_be_a_shared_library_says_why(tmp_path: Path) -> None:
     loaded = litz.load(litz.aot_compile(writes, (torch.zeros(3),), path=tmp_path / "w.litz"))
     y = torch.zeros(3)
     assert loaded(y).tolist() == [2.0] * 3 and y.tolist() == [1.0] * 3
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(7, 8), nn.Linear(8, 7, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.table(ids)))
+
+
+def test_tied_weights_are_one_tensor_in_the_file_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, ids = _Tied().eval(), torch.tensor([[1, 2, 6]])
+    loaded = litz.load(litz.aot_compile(model, (ids,), path=tmp_path / "m.litz"))
+    _same(loaded(ids), model(ids))
+
+
+def test_a_dimension_without_bounds(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    dims = ({0: torch.export.Dim("rows")},)
+    loaded = litz.load(litz.aot_compile(lambda a: a.exp().sum(1), (x,), path=tmp_path / "m.litz", dynamic_shapes=dims))
+    for rows in (2, 9):
+        _same(loaded(x[:1].expand(rows, 8).contiguous()), x[:1].expand(rows, 8).exp().sum(1))
+
+
+def test_what_export_assumed_of_sizes_is_checked(tmp_path: Path) -> None:
+    auto = torch.export.Dim.AUTO
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() + y.sum() if x.shape[0] > y.shape[0] else x.sum() - y.sum()
+
+    example = torch.ones(7), torch.ones(5)
+    file = litz.aot_compile(function, example, path=tmp_path / "m.litz", dynamic_shapes=({0: auto}, {0: auto}))
+    loaded = litz.load(file)
+    assert loaded(torch.ones(9), torch.ones(3)) == 12
+    with pytest.raises(litz.CallError, match="break what the model was compiled for"):
+        loaded(torch.ones(3), torch.ones(9))
+
+
+@needs_linker
+@pytest.mark.parametrize("function", [lambda x: (x + 1)[1:], lambda x: (x * 2)[:, 1:3], lambda x: (x + 1)[2]])
+def test_an_output_that_is_part_of_a_tensor_is_no_output_for_c(tmp_path: Path, function: Any) -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(litz.CompileError, match="part of a larger tensor"):
+        litz.aot_compile(function, (x,), path=tmp_path / "m.so")
+    _same(litz.load(litz.aot_compile(function, (x,), path=tmp_path / "m.litz"))(x), function(x))

@@ -84,7 +84,8 @@ def test_errors_are_torchs_own() -> None:
     "name, why",
     [
         ("aten::add.Tensor", "alpha"), ("aten::add_.Tensor", "writes to its arguments"), ("gelu", "no operator"),
-        ("aten::view", "returns memory of theirs"), ("aten::nothing", "no operator"), ("aten::item", "something else"),
+        ("aten::softmax.int", "made of other operators"), ("aten::view", "returns memory of theirs"),
+        ("aten::nothing", "no operator"), ("aten::_local_scalar_dense", "something else"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enabled_is_refused(name: str, why: str) -> None:
@@ -189,6 +190,28 @@ def test_many_threads_call_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and litz.eager.enabled() == {"aten::_softmax": 3}
+
+
+def test_types_that_numbers_and_defaults_decide_are_torchs() -> None:
+    litz.eager.enable("aten::mul.Tensor", "aten::exp", "aten::sum.dim_IntList")
+    whole = torch.arange(4)
+    assert (whole * torch.tensor(2.0, dtype=torch.float64)).dtype is torch.float64
+    assert (whole * 2.0).dtype is torch.float32
+    assert torch.exp(whole).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.exp(whole).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.ones(2, 3).sum(1, dtype=torch.complex64).dtype is torch.complex64
+
+
+def test_another_function_for_an_operator_is_compiled_whenever_it_is_given() -> None:
+    x = torch.randn(4, 5)
+    litz.eager.compile_op("aten", "silu", "cpu", lambda x: x * 0 + 7, (x,))
+    litz.eager.compile_op("aten", "silu", "cpu", lambda x: F.silu(x), (x,))
+    litz.eager.enable("aten::silu")
+    torch.testing.assert_close(F.silu(x), x * x.sigmoid())
 
 
 def test_memory_is_given_back() -> None:

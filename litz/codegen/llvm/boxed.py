@@ -60,6 +60,8 @@ def why_not_boxed(plan: HostPlan) -> str | None:
     for position, output in enumerate(plan.outputs):
         if not isinstance(output, View) or position not in private:
             return f"result {position} is no tensor of its own"
+        if not plan.is_whole(output):
+            return f"result {position} is part of a larger tensor"
     return None
 
 

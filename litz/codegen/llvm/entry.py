@@ -106,6 +106,8 @@ def why_not(plan: HostPlan) -> str | None:
     for position, output in enumerate(plan.outputs):
         if not isinstance(output, View) or position not in private:
             return f"output {position} is no tensor of its own"
+        if not plan.is_whole(output):
+            return f"output {position} is part of a larger tensor"
     return None
 
 
@@ -131,6 +133,8 @@ class _Entry:
         self._refuse_unless(has_type, f"{argument.name} is not of type {argument.dtype}")
         has_rank = self.w.let(f"icmp eq i32 {rank}, {len(argument.sizes)}")
         self._refuse_unless(has_rank, f"{argument.name} does not have {len(argument.sizes)} dimensions")
+        if argument.sizes:
+            self._refuse_unless(self.w.let(f"icmp ne ptr {sizes}, null"), f"the sizes of {argument.name} are missing")
         name = self.plan.inputs[argument.input]
         if name is not None:
             self.w.emit(f"store ptr {data}, ptr {self._slot(name)}")

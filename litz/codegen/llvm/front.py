@@ -118,7 +118,8 @@ void {name}_close(void *model);
    Outputs:
 {outputs}
    Where an output's `data` is NULL, memory is allocated for it, which the caller frees (`free`). Where its `sizes` and
-   `strides` are not, they are filled in. Returns 0, or what `{name}_error` explains. */
+   `strides` are not, they have room for its dimensions, and are filled in.
+   Returns 0, or what `{name}_error` explains. */
 int32_t {name}_run(void *model, const litz_tensor *inputs, int64_t input_count, litz_tensor *outputs,
                    int64_t output_count);
 const char *{name}_error(int32_t code);
