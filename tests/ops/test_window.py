@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from litz.loop.expr import Axis, expr
 from litz.loop.ir import Kernel
-from litz.ops.window import Window
+from litz.ops.window import SlidingWindow
 from tests.ops.lowering import lowered
 
 IMAGE = torch.randn(2, 16, 4, 4)
@@ -38,7 +38,7 @@ def test_every_element_that_is_seen_is_walked(size: int, window: tuple[int, int,
     positions = (size + 2 * padding - (steps - 1) * dilation - 1) // stride + 1
     if positions < 1:
         return
-    w = Window((steps,), (stride,), (padding,), (dilation,))
+    w = SlidingWindow((steps,), (stride,), (padding,), (dilation,))
     out = expr(Axis("o", positions)) if positions > 1 else expr(0)
     (visible,) = w.visible((out,), (expr(size),))
     seen = {k for k in range(steps) for o in range(positions) if 0 <= o * stride + k * dilation - padding < size}
