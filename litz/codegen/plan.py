@@ -67,6 +67,19 @@ class HostPlan:
     def apart(self) -> tuple[Apart, ...]:
         return tuple(block for item in self.items for block in item.takes)
 
+    def why_not_native(self) -> str | None:
+        """What stands in the way of callers other than Python: an item that is not native, an output that is no whole."""
+        for item in self.items:
+            if not isinstance(item.run, Native):
+                return f"{item.run.target} is called by Python alone"
+        private = self.private_outputs()
+        for position, output in enumerate(self.outputs):
+            if not isinstance(output, View) or position not in private:
+                return f"output {position} is no tensor of its own"
+            if not self.is_whole(output):
+                return f"output {position} is part of a larger tensor"
+        return None
+
     def is_whole(self, view: View) -> bool:
         """Whether the view is all of its buffer."""
         extent = expr(1)

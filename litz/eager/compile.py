@@ -21,13 +21,13 @@ from litz.codegen.llvm.boxed import Given, TensorForm, why_not_boxed, write_atte
 from litz.codegen.llvm.build import build
 from litz.codegen.llvm.writer import Module
 from litz.context import Context
-from litz.eager.description import Description, Entry, replace_file
+from litz.eager.description import Description, Entry
 from litz.eager.schema import NotGiven, called, find, given, in_order
 from litz.errors import CompileError, OptionError
 from litz.loop.ir import View
 from litz.options import Options
 from litz.runtime.artifact import Artifact
-from litz.runtime.cache import cache_of
+from litz.runtime.cache import cache_of, write_whole
 from litz.runtime.container import pack, unpack
 from litz.runtime.encode import Unreadable, register
 from litz.target import Target, detect
@@ -67,7 +67,7 @@ def compile_op(
     data = pack(boxed)
     file = f"{digest({'arguments': repr(form), 'operator': op.name(), 'for': made_for})}.litz"
     description.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(description.folder / file, data)
+    write_whole(description.folder / file, data)
     description.add(Entry(form, made_for, file))
     return description.folder / file
 

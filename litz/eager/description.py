@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from litz.codegen.llvm.boxed import KINDS, Given, TensorForm
+from litz.runtime.cache import write_whole
 
 
 @dataclass(frozen=True)
@@ -53,20 +52,13 @@ class Description:
             kept = [e for e in self.entries() if (e.given, e.made_for) != (entry.given, entry.made_for)]
             written = [_written(e) for e in [*kept, entry]]
             whole = {"operator": self.operator, "device": self.device, "entries": written}
-            replace_file(self.path, (json.dumps(whole, indent=1) + "\n").encode())
+            write_whole(self.path, (json.dumps(whole, indent=1) + "\n").encode())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with open(self.folder / f"{self.path.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(suffix=".part", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(name, path)
 
 
 def _written(entry: Entry) -> dict[str, Any]:
@@ -103,4 +95,4 @@ def _given(written: dict[str, Any]) -> Given:
     return Given(kind, optional, tuple(map(int, value)) if isinstance(value, list) else value)
 
 
-__all__ = ["Description", "Entry", "replace_file"]
+__all__ = ["Description", "Entry"]

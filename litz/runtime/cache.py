@@ -98,8 +98,8 @@ class Cache:
         try:
             _make_folder(path.parent)
             if entries:
-                _write(path.with_suffix(".json"), json.dumps(_shortened(entries), indent=1).encode())
-            _write(path, data)
+                write_whole(path.with_suffix(".json"), json.dumps(_shortened(entries), indent=1).encode())
+            write_whole(path, data)
         except OSError as error:
             _say_once(f"the cache in {self.folder} cannot be written to, and is not used: {error}")
             return
@@ -149,7 +149,7 @@ class Cache:
             beside = found.path.with_suffix(".json")
             entries = beside.read_bytes() if beside.exists() else b""
             held.append((found.kind, found.key, found.path.read_bytes(), entries))
-        _write(file, pack(tuple(held)))
+        write_whole(file, pack(tuple(held)))
         return len(held)
 
     def take_over(self, file: Path) -> int:
@@ -162,8 +162,8 @@ class Cache:
             path = self.path(kind, key)
             _make_folder(path.parent)
             if beside:
-                _write(path.with_suffix(".json"), beside)
-            _write(path, data)
+                write_whole(path.with_suffix(".json"), beside)
+            write_whole(path, data)
         return len(held)
 
     def clear(self) -> int:
@@ -228,7 +228,8 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """The file, complete or not at all."""
     handle, name = tempfile.mkstemp(suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -294,4 +295,4 @@ def _say_once(text: str) -> None:
         tell(text)
 
 
-__all__ = ["MOST_BYTES", "Cache", "Difference", "Found", "cache_of"]
+__all__ = ["MOST_BYTES", "Cache", "Difference", "Found", "cache_of", "write_whole"]

@@ -49,20 +49,11 @@ KINDS = ("tensor", "int", "bool", "float", "str", "ints", "dtype")
 
 def why_not_boxed(plan: HostPlan) -> str | None:
     """What of a program the dispatcher cannot be given."""
-    for item in plan.items:
-        if not isinstance(item.run, Native):
-            return f"{item.run.target} is called by Python alone"
-        if item.takes:
-            return "it takes memory of its own for a large temporary"
     if plan.sizes or plan.numbers:
         return "its sizes vary"
-    private = plan.private_outputs()
-    for position, output in enumerate(plan.outputs):
-        if not isinstance(output, View) or position not in private:
-            return f"result {position} is no tensor of its own"
-        if not plan.is_whole(output):
-            return f"result {position} is part of a larger tensor"
-    return None
+    if plan.apart:
+        return "it takes memory of its own for a large temporary"
+    return plan.why_not_native()
 
 
 def write_attempt(module: Module, plan: HostPlan, given: Sequence[Given], constants: int) -> None:

@@ -94,21 +94,12 @@ def write_entry(
 
 def why_not(plan: HostPlan) -> str | None:
     """What of a program only Python can do."""
-    for item in plan.items:
-        if not isinstance(item.run, Native):
-            return f"{item.run.target} is called by Python alone"
     if plan.numbers:
         return "it takes a float that changes"
     for size in plan.sizes:
         if size.formula is not None or size.dim is None:
             return f"the size {size.name} is no dimension of an input"
-    private = plan.private_outputs()
-    for position, output in enumerate(plan.outputs):
-        if not isinstance(output, View) or position not in private:
-            return f"output {position} is no tensor of its own"
-        if not plan.is_whole(output):
-            return f"output {position} is part of a larger tensor"
-    return None
+    return plan.why_not_native()
 
 
 class _Entry:
