@@ -68,7 +68,7 @@ class HostPlan:
         return tuple(block for item in self.items for block in item.takes)
 
     def why_not_native(self) -> str | None:
-        """What stands in the way of callers other than Python: an item that is not native, an output that is no whole."""
+        """What stands in the way of a caller other than Python."""
         for item in self.items:
             if not isinstance(item.run, Native):
                 return f"{item.run.target} is called by Python alone"
