@@ -50,7 +50,17 @@ class Functional(FunctionalTensorMode):
                 if along.is_contiguous():
                     along.bernoulli_(*args[1:], **(kwargs or {}))
                     return args[0]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        return self._still_nothing(result) if _keeps_nothing(func, args) else result
+
+    def _still_nothing(self, zeros: Any) -> Any:
+        """As a tensor that is zero without memory, which forward mode makes for the tangent of what has none.
+
+        Added to something it adds nothing, not 0.0: the sum keeps the sign of a zero. Eager makes another of it where
+        its operators are taken apart; here that is below the place that knows of such tensors.
+        """
+        with self:
+            return aten._efficientzerotensor.default(zeros.shape, dtype=zeros.dtype, device=zeros.device)
 
     def _as_it_lies(self, tensor: FunctionalTensor) -> torch.Tensor:
         """What was written to, with the gaps that its memory has."""
@@ -92,6 +102,13 @@ def _has_no_gaps(tensor: torch.Tensor) -> bool:
 def _memory(tensor: FunctionalTensor) -> int:
     """What all views of one tensor have in common."""
     return tensor.elem.untyped_storage()._cdata
+
+
+def _keeps_nothing(func: Any, args: Any) -> bool:
+    """Whether eager gives a tensor without memory for one."""
+    if func is not aten.mul.Scalar and not (isinstance(func, torch._ops.OpOverload) and func.is_view):
+        return False
+    return isinstance(args[0], torch.Tensor) and args[0]._is_zerotensor()
 
 
 @lru_cache(maxsize=None)

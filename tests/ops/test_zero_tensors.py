@@ -26,6 +26,19 @@ def test_are_zeros(function: Callable[[torch.Tensor], Any], dynamic: bool) -> No
         torch.testing.assert_close(compiled(c), function(c))
 
 
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+def test_add_nothing_to_a_tangent(shape: tuple[int, ...]) -> None:
+    """-0.0 stays what it is: the tangents of the other arguments are none, not 0.0."""
+
+    def tangent(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda a: torch.addcmul(b, c, a, value=0.5), (a,), (-torch.ones_like(a),))[1]
+
+    torch._dynamo.reset()
+    arguments = torch.full(shape, 2.5), torch.randn(1, 3, 2), torch.zeros(())
+    expected, got = tangent(*arguments), torch.compile(tangent, backend="litz")(*arguments)
+    assert expected.signbit().all() and got.signbit().all()
+
+
 def test_are_copied_where_an_operator_gives_one() -> None:
     """What native code reads must have memory."""
 
