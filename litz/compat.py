@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -33,6 +34,20 @@ def captures_transforms_again() -> bool:
     """Whether Dynamo can capture a graph of its own in which a `torch.func` transform is written out (2.13 can, 2.11
     fails half-way, and leaves the transform's levels behind)."""
     return torch_version() >= (2, 13, 0)
+
+
+def adds_nothing_of_varying_sizes() -> bool:
+    """Whether a tensor of zeros without memory can be added to another when sizes are symbols (2.13; in 2.11 the
+    operator that asks for its sizes does not exist)."""
+    return torch_version() >= (2, 13, 0)
+
+
+@lru_cache(maxsize=1)
+def ignores_a_lone_bound_of_nan() -> bool:
+    """Whether `x.clamp(min=nan)` is `x` (2.11), not NaN (2.13). With both bounds it is NaN in all."""
+    import torch
+
+    return not bool(torch.zeros(1, device="cpu").clamp(min=float("nan")).isnan())
 
 
 def recompile_reason() -> str | None:

@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import fx
 
 from litz.capture.apart import as_now
 from litz.capture.autograd import Absent
 from litz.capture.key import Uncacheable, digest, key_entries, shape_environment
+from litz.capture.stand_ins import stand_ins
 from litz.context import Context
+from litz.errors import CacheError
 from litz.loop.formula import Formula
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.bind import Backward, bind
+from litz.runtime.container import pack
 from litz.runtime.encode import Unwritable
 from litz.stages import loader
 
@@ -55,12 +57,11 @@ def compile_or_recall(
     def kept_backward(absent: Absent) -> Artifact:
         made = backward(absent)
         entry.store("backward", lambda: made, absent)
-        if not absent:  # a function without a backward would be half of one
-            keep()
         return made
 
     if compiled.signature.sizes:
         kept_backward(())  # made already, while Dynamo could still make guards
+    keep()
     return bind(compiled, kept_backward, function, loader(ctx))
 
 
@@ -75,7 +76,7 @@ def _recalled(
         if not _answers_hold(kept.answers, inputs):
             ctx.recalling.append("in the cache, for sizes that answer otherwise what was asked of them")
             return None
-        backward = _recalled_backward(entry, _stand_ins(inputs), compile)
+        backward = _recalled_backward(entry, kept.compiled, inputs, compile)
         ready = bind(kept.compiled, backward, function, loader(ctx))
     except Exception as error:
         ctx.recalling.append(f"what the cache has is of no use: {type(error).__name__}: {error}")
@@ -130,8 +131,8 @@ class _Entry:
         return self.key + "".join(f"-{place}" for place in absent)
 
 
-def _recalled_backward(entry: _Entry, inputs: Sequence[Any], compile: Compile) -> Backward:
-    as_called = as_now()
+def _recalled_backward(entry: _Entry, kept: Compiled, inputs: Sequence[Any], compile: Compile) -> Backward:
+    as_called, inputs_again = as_now(), stand_ins(inputs)
 
     @lru_cache(maxsize=None)
     def backward(absent: Absent) -> Artifact:
@@ -140,25 +141,20 @@ def _recalled_backward(entry: _Entry, inputs: Sequence[Any], compile: Compile) -
             entry.ctx.built.append(found.built)
             entry.ctx.publish()
             return found
+        # Other results are used than when it was kept, or it is gone from the cache.
+        entry.ctx.begin_again()
         with as_called():
-            _, made = compile(inputs)  # for other results than were used when it was kept, or it is gone from the cache
-        assert made is not None
+            compiled, made = compile(inputs_again())
+        if made is None or pack(compiled) != pack(kept):
+            raise CacheError(
+                "a backward that the cache does not have was compiled again, and its forward is not the one that ran",
+                hint="run `litz cache clear`; the next process compiles both",
+            )
         artifact = made(absent)
         entry.store("backward", lambda: artifact, absent)
         return artifact
 
     return backward
-
-
-def _stand_ins(inputs: Sequence[Any]) -> list[Any]:
-    """Inputs of the same form, for another trace one day: the caller's own are not to be kept alive for that."""
-    return [_stand_in(x) if type(x) in (torch.Tensor, torch.nn.Parameter) else x for x in inputs]
-
-
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    shape, strides = tensor.shape, tensor.stride()
-    form = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
-    return torch.nn.Parameter(form, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else form
 
 
 # -- what was asked of sizes -----------------------------------------------------------------------

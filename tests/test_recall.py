@@ -126,6 +126,45 @@ def test_results_that_had_no_gradient_when_it_was_kept_may_have_one_later() -> N
         torch.testing.assert_close(gradient(compiled(two), which), gradient(two, which))
 
 
+def _masked(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.arange(x.shape[-1])
+    kept = torch.where(places[:, None] >= places, x @ x.mT, float("-inf"))
+    return kept.softmax(-1), x.exp()
+
+
+def _normed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return F.layer_norm(x.sigmoid(), x.shape[-1:]).tanh(), x.log_softmax(-1)
+
+
+def _written(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.sin()
+    y[0].mul_(x[1].cos())
+    return y, x * x.sum()
+
+
+@pytest.mark.parametrize("function", [_masked, _normed, _written], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("given", ["leaf", "computed", "view"])
+@pytest.mark.parametrize("sizes", [((8,), (8,)), ((7, 8), (8, 5)), ((6, 8), (7,))], ids=str)
+def test_a_backward_that_was_not_kept_fits_the_forward_that_was(
+    function: Callable[..., Any], given: str, sizes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """Where another result has the gradient, the backward is compiled from inputs like those of the call."""
+
+    def gradient(run: Callable[..., Any], n: int, which: int) -> torch.Tensor:
+        leaf = torch.arange(2.0 * n * n).mul(7).sin().view(2, n, n).requires_grad_()
+        x = {"leaf": leaf, "computed": leaf * 1.5, "view": leaf[1].mT}[given]
+        (run(x)[which] * torch.linspace(0, 2, n)).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    for which, numbers in enumerate(sizes):
+        made = compiled(function, dynamic=len(sizes[0]) > 1)
+        for n in numbers:
+            torch.testing.assert_close(gradient(made, n, which), gradient(function, n, which))
+    report = litz.last_report()
+    assert report is not None and "from the cache" in report.cache and "trace" in dict(report.timings)
+
+
 # -- misses ----------------------------------------------------------------------------------------
 def _differences() -> list[str]:
     report = litz.last_report()

@@ -7,12 +7,13 @@ gaps between its elements, and their order. What can see memory is put right her
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._pytree import tree_map_only
 
+from litz.compat import adds_nothing_of_varying_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.sizes import is_dense, likely
@@ -27,6 +28,7 @@ class Functional(FunctionalTensorMode):
     def __init__(self) -> None:
         super().__init__()
         self._windows: set[int] = set()  # memory with gaps that something may look into
+        self.refused: CaptureError | None = None  # torch 2.11's transforms raise something else in its place
 
     def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
         pass
@@ -75,7 +77,7 @@ class Functional(FunctionalTensorMode):
         if not isinstance(tensor, FunctionalTensor) or _has_no_gaps(tensor):
             return
         if unwrap(tensor).stride() != tensor.stride():
-            raise CaptureError("as_strided looks between the elements of something that was written to", stage="trace")
+            self._refuse("as_strided looks between the elements of something that was written to")
         self._windows.add(_memory(tensor))
 
     def _refuse_writes(self, func: Any, args: Any) -> None:
@@ -84,8 +86,11 @@ class Functional(FunctionalTensorMode):
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, FunctionalTensor) and _memory(value) in self._windows:
-                what = "something is written to that as_strided looks at between its elements"
-                raise CaptureError(what, stage="trace")
+                self._refuse("something is written to that as_strided looks at between its elements")
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.refused = CaptureError(why, stage="trace")
+        raise self.refused
 
 
 def unwrap(value: Any) -> Any:
@@ -108,7 +113,9 @@ def _keeps_nothing(func: Any, args: Any) -> bool:
     """Whether eager gives a tensor without memory for one."""
     if func is not aten.mul.Scalar and not (isinstance(func, torch._ops.OpOverload) and func.is_view):
         return False
-    return isinstance(args[0], torch.Tensor) and args[0]._is_zerotensor()
+    if not isinstance(args[0], torch.Tensor) or not args[0]._is_zerotensor():
+        return False
+    return adds_nothing_of_varying_sizes() or all(isinstance(size, int) for size in args[0].shape)
 
 
 @lru_cache(maxsize=None)

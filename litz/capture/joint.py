@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -44,6 +45,8 @@ def trace_joint(
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
     if carries_tangents(inputs):
         raise CaptureError("it is called inside forward-mode differentiation, which would lose its tangents in here")
+    if any(isinstance(x, torch.Tensor) and is_functorch_wrapped_tensor(x) for x in inputs):
+        raise CaptureError("it is called inside a transform, on tensors that have no memory of their own")
     forms = tuple(form_of(value) for value in inputs)
     arguments, places = _distinct(_leaves_apart(inputs, forms))
 

@@ -21,6 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.capture.subclasses import is_subclass
+from litz.graph.sizes import roughly
 from litz.loop.exact import spelled
 from litz.options import Options
 from litz.target import Target
@@ -180,8 +181,7 @@ def _symbols(inputs: Sequence[Any]) -> dict[str, str]:
     if shapes is None:
         return {}
     ranges = [f"{symbol} in {bounds}" for symbol, bounds in shapes.var_to_range.items()]
-    whole = {symbol: int(n) for symbol, n in shapes.backed_var_to_val.items() if n.is_Integer}
-    hints = [f"{symbol} ~ {1 << max(0, n - 1).bit_length()}" for symbol, n in whole.items()]
+    hints = [f"{symbol} ~ {roughly(n)}" for symbol, n in shapes.backed_var_to_val.items() if n.is_Number]
     guards = [str(guard.expr) for guard in shapes.guards]
     texts = {"inputs.ranges": sorted(ranges), "inputs.hints": sorted(hints), "inputs.guards": guards}
     return {name: "; ".join(text) for name, text in texts.items()}
@@ -218,6 +218,14 @@ def _shared(inputs: Sequence[Any]) -> Iterator[str]:
             other = inputs[first]
             apart = value.storage_offset() * value.itemsize - other.storage_offset() * other.itemsize
             yield f"{position} is {first}" if value is other else f"{position} lies {apart} from {first}"
+        if isinstance(value._base, torch.Tensor):  # with whose views it counts its versions
+            yield f"{position} is a view of {_root(value._base, inputs)}"
+
+
+def _root(base: torch.Tensor, inputs: Sequence[Any]) -> str:
+    position = next(i for i, x in enumerate(inputs) if x is base or (isinstance(x, torch.Tensor) and x._base is base))
+    form = f"{tuple(base.shape)}, {base.stride()}, from {base.storage_offset()}, {_described(base)}"
+    return f"{position}, {form}, {base.requires_grad}"
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from litz.capture.rebuild import read_as, toggled
 from litz.errors import CaptureError
 from litz.graph.signature import Output, ViewStep, Window
+from litz.graph.sizes import likely
 from litz.ops.sizes import symbolic_float, symbolic_size
 
 
@@ -155,7 +156,8 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether one place in memory may be several elements. Autograd takes a window on such a tensor for one on its
     memory, and its gradient for the mean over the elements that are one place."""
     reach: Any = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=_likely):
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(pairs, key=lambda pair: tuple(map(likely, pair))):
         stride, size = _form(stride), _form(size)
         if size == 1:
             continue
@@ -164,10 +166,6 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
             return True
         reach = stride * size
     return False
-
-
-def _likely(pair: tuple[Any, Any]) -> tuple[int, ...]:
-    return tuple((each.node.hint or 0) if isinstance(each, torch.SymInt) else each for each in pair)
 
 
 def _form(size: Any) -> Any:

@@ -94,7 +94,16 @@ class Traced:
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
     def __call__(self, *primals: Any) -> Any:
-        with Functional(), torch.set_grad_enabled(self.grad_mode or self.training):
+        functional = Functional()
+        try:
+            return self._called(functional, primals)
+        except Exception:
+            if functional.refused is not None:
+                raise functional.refused from None
+            raise
+
+    def _called(self, functional: Functional, primals: Sequence[Any]) -> Any:
+        with functional, torch.set_grad_enabled(self.grad_mode or self.training):
             leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
             wrapped = [self._writable(w, p, i) for i, (w, p) in enumerate(zip(leaves, primals, strict=True))]
             origins = [_origin(w) for w in wrapped]

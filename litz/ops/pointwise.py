@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.compat import ignores_a_lone_bound_of_nan
 from litz.loop.dtype import compute_type, from_torch, is_float, to_torch
 from litz.loop.expr import ONE
 from litz.loop.ir import View
@@ -306,6 +307,8 @@ def clamp(b: Builder, node: fx.Node, x: View, low: Any = None, high: Any = None)
     # Two bounds of one element each are spread over the tensor, and count as numbers.
     both = [bound for bound in (low, high) if isinstance(bound, View) and all(size is ONE for size in bound.sizes)]
     spread = len(both) == 2
+    alone = node.target is aten.clamp.default and (low is None or high is None)
+    ignored = alone and is_float(dtype) and ignores_a_lone_bound_of_nan()
 
     def formula(body: Body, point: tuple) -> Val:
         value = operand(body, point, x, dtype)
@@ -314,7 +317,8 @@ def clamp(b: Builder, node: fx.Node, x: View, low: Any = None, high: Any = None)
                 limit = operand(body, point, bound, dtype)
                 # Of two zeros, eager takes its own with numbers for bounds, and the bound's with a tensor.
                 pair = (value, limit) if isinstance(bound, View) and not spread else (limit, value)
-                value = body.apply(name, *pair)
+                bounded = body.apply(name, *pair)
+                value = body.where(body.apply("isnan", limit), value, bounded) if ignored else bounded
         return value
 
     return b.pointwise(node.meta["val"], formula)

@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from litz.graph.sizes import likely_at
 from litz.loop.expr import Expr, Size, expr
 from litz.loop.formula import Formula
 from litz.loop.ir import NumberSource, SizeSource
@@ -159,14 +160,8 @@ def _size(e: Any, env: Any, formula: Formula | None = None) -> Size:
     known: dict[Any, Size] = env.__dict__.setdefault("sizes_of_litz", {})
     if e not in known:
         name = str(e) if formula is None else formula.name
-        known[e] = Size(name, _hint(e, env), _least(e, env), formula)
+        known[e] = Size(name, likely_at(e, env), _least(e, env), formula)
     return known[e]
-
-
-def _hint(e: Any, env: Any) -> int:
-    values = env.backed_var_to_val
-    found = e.xreplace(values)
-    return int(found) if found.is_number else 64
 
 
 def _least(e: Any, env: Any) -> int | None:

@@ -128,3 +128,12 @@ def test_the_gradient_of_a_window_of_nans_goes_where_eagers_goes() -> None:
     mine = x.clone().requires_grad_()
     litz.compile(lambda x: F.max_pool2d(x, 3, 2, 1), dynamic=False)(mine).sum().backward()
     assert torch.equal(mine.grad, slope(x.requires_grad_()))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bounds_that_are_no_numbers(dtype: torch.dtype) -> None:
+    def bounded(x: torch.Tensor) -> list[torch.Tensor]:
+        alone = [x.clamp(min=math.nan), x.clamp(max=math.nan), x.clamp_min(math.nan), x.clamp_max(math.nan)]
+        return [*alone, x.clamp(math.nan, 1.0), x.clamp(-1.0, math.nan), x.clamp(min=T(math.nan, dtype=x.dtype))]
+
+    identical(bounded, T([-2.0, -0.0, 0.5, math.inf, math.nan], dtype=dtype))
