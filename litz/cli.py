@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _cache(options)
-    except LitzError as error:
+    except (LitzError, OSError) as error:  # a path that is not there, a full disk
         print(f"litz: {error}", file=sys.stderr)
         return 1
 

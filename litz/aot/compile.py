@@ -20,6 +20,7 @@ from litz.capture.outputs import known
 from litz.context import Context
 from litz.errors import CaptureError, CompileError
 from litz.ops.formulas import formula_of
+from litz.ops.sizes import size_sources
 from litz.options import Options
 from litz.pipeline import compile_to_data
 from litz.runtime.container import pack
@@ -54,12 +55,14 @@ def aot_compile(
 
 
 def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options, dynamic_shapes: Any) -> Package:
+    args, kwargs = _each_its_own((args, kwargs))
     program = _exported(model, args, kwargs, dynamic_shapes)
     module, held = lift_state(program.module(check_guards=False))
     own = [n for n in module.graph.nodes if n.op == "placeholder"][: -len(held) or None]
     fakes = [n.meta.get("val") for n in own]
     flat = pytree.tree_leaves((args, kwargs)) if isinstance(model, torch.nn.Module) else _examples(program)
     shapes = shape_environment(fakes)
+    _told_by_arguments(fakes)
     inputs = flat if shapes is None else fakes
     with torch.no_grad():
         given = [*inputs, *held.values()]
@@ -76,11 +79,42 @@ def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options
         (*range(len(own)), *(None for _ in held)),
         tuple(copies[id(t)] for t in held.values()),
         tuple(held),
-        pytree.treespec_dumps(program.call_spec.in_spec),
+        _spelled(program.call_spec.in_spec),
         _form(program.call_spec.out_spec),
         tuple(_ranges(program)),
         tuple(dict.fromkeys(questions)),  # type: ignore[arg-type]
     )
+
+
+def _each_its_own(examples: Any) -> Any:
+    """The arguments without memory in common: that examples share some is no promise of the caller's."""
+    seen: set[int] = set()
+
+    def apart(value: Any) -> Any:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+            return value
+        memory = value.untyped_storage()._cdata
+        if memory not in seen:
+            seen.add(memory)
+            return value
+        own = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return own.copy_(value.detach())
+
+    return pytree.tree_map(apart, examples)
+
+
+def _told_by_arguments(fakes: Sequence[Any]) -> None:
+    """Refuses a dimension that varies only as part of another: at a call, nothing would tell what it is."""
+    told = {source.name for source in size_sources(fakes)}
+    for fake in fakes:
+        for size in fake.shape if isinstance(fake, torch.Tensor) else ():
+            symbols = size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ()
+            unknown = sorted(str(symbol) for symbol in symbols if str(symbol) not in told)
+            if unknown:
+                raise CompileError(
+                    f"a dimension is {size}, and no argument has one that is {unknown[0]} itself",
+                    hint="give the dimension a name of its own, `Dim(name)`, in `dynamic_shapes`",
+                )
 
 
 def _targets(options: Options) -> list[Target]:
@@ -134,6 +168,16 @@ def _spec(name: str, fake: Any, value: Any) -> TensorSpec | PlainSpec:
         sizes, strides = tuple(map(known, fake.shape)), tuple(map(known, fake.stride()))
         return TensorSpec(name, fake.dtype, sizes, strides, fake.device.type)
     return PlainSpec(name, value)
+
+
+def _spelled(spec: pytree.TreeSpec) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:
+        raise CompileError(
+            f"an argument is in a container that has no name in a file: {error}",
+            hint="give tuples, lists and dictionaries, or register the type with a `serialized_type_name`",
+        ) from error
 
 
 def _form(spec: pytree.TreeSpec) -> str | None:

@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from litz.aot.package import Package
 from litz.aot.shared_library import container_in
-from litz.errors import CacheError, CallError, UnsupportedPlatform
+from litz.capture.forward_mode import carries_tangents
+from litz.errors import CacheError, CallError, RunFailed, UnsupportedPlatform
 from litz.runtime.artifact import Compiled
 from litz.runtime.bind import bind
 from litz.runtime.container import unpack
@@ -59,9 +60,17 @@ class Loaded:
         self._run = bind(level, None, self._refuse)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        flat = self._flat(args, kwargs)
-        with torch.no_grad():
-            results = self._run(*self.package.inputs_for(flat))
+        inputs = self.package.inputs_for(self._flat(args, kwargs))
+        if carries_tangents(inputs):
+            raise CallError(f"{self.name} is called inside forward-mode differentiation, and has no derivative")
+        try:
+            with torch.no_grad():
+                results = self._run(*inputs)
+        except CallError as error:
+            failure = error.__context__
+            if isinstance(failure, RunFailed):  # for which `_refuse` was asked for something in its place
+                raise failure.error from None
+            raise
         return tuple(results) if self._outputs is None else pytree.tree_unflatten(results, self._outputs)
 
     def _flat(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:

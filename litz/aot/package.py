@@ -13,6 +13,7 @@ import torch
 
 from litz.errors import CallError
 from litz.graph.signature import Number, number, numbers
+from litz.loop.exact import exact
 from litz.loop.formula import Formula
 from litz.runtime.artifact import Compiled
 from litz.runtime.encode import register
@@ -73,7 +74,13 @@ class Package:
         """The program's inputs, from the caller's arguments, once they are found to be as specified."""
         self.check(flat)
         waiting = iter(self.constants)
-        return [next(waiting) if place is None else flat[place] for place in self.places]
+        inputs = [next(waiting) if place is None else flat[place] for place in self.places]
+        signature = self.compiled.signature
+        specs = [signature.inputs[place] for place in signature.places] or signature.inputs
+        return [
+            _without_bits(given) if isinstance(given, torch.Tensor) and not spec.lazy and not spec.mutated else given
+            for given, spec in zip(inputs, specs, strict=True)
+        ]
 
     def check(self, flat: Sequence[Any]) -> None:
         if len(flat) != len(self.arguments):
@@ -81,7 +88,7 @@ class Package:
         measured = self._measured(flat)
         for spec, given in zip(self.arguments, flat, strict=True):
             if isinstance(spec, PlainSpec):
-                if given != spec.value or type(given) is not type(spec.value):
+                if exact(given) != exact(spec.value):
                     raise CallError(f"{spec.name} is {given!r}, and the model was compiled for {spec.value!r}")
             else:
                 _check_tensor(spec, given, measured)
@@ -108,9 +115,19 @@ class Package:
         return found
 
 
+def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As generated code sees it: conjugated and negated in memory, not by a bit."""
+    return tensor.resolve_conj().resolve_neg()
+
+
 def _check_tensor(spec: TensorSpec, given: Any, measured: Mapping[str, int]) -> None:
     if not isinstance(given, torch.Tensor):
         raise CallError(f"{spec.name} is a {type(given).__name__}, and a tensor is expected")
+    if type(given) not in _WITH_MEMORY or given.layout is not torch.strided:
+        what = f"{type(given).__name__} of layout {given.layout}"
+        raise CallError(f"{spec.name} is a {what}, and a plain dense tensor is expected")
+    if given.dim() != len(spec.sizes):
+        raise CallError(f"{spec.name}: it has {given.dim()} dimensions, and {len(spec.sizes)} are expected")
     sizes = numbers(spec.sizes, measured)
     wrong = [
         f"its {what} is {found}, and {expected} is expected"
@@ -129,6 +146,7 @@ def _check_tensor(spec: TensorSpec, given: Any, measured: Mapping[str, int]) -> 
         raise CallError(f"{spec.name}: {wrong[0]}")
 
 
+_WITH_MEMORY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 register(Package, PlainSpec, Range, TensorSpec)
 
 

@@ -44,6 +44,9 @@ def why_not_shared(package: Package) -> str | None:
         return "its arguments share memory, or are no plain tensors"
     if any(output.kind != "fresh" for output in signature.outputs):
         return "an output is an argument, or shares memory with one"
+    for spec in package.arguments:
+        if isinstance(spec, TensorSpec) and from_torch(spec.dtype) is None:
+            return f"the argument {spec.name} is of {spec.dtype}, which generated code does not read"
     if package.answers:
         return f"sizes must keep {package.answers[0].text}"
     return why_not(plan)

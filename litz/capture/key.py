@@ -21,8 +21,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.capture.subclasses import is_subclass
-from litz.graph.sizes import roughly
 from litz.loop.exact import spelled
+from litz.ops.sizes import roughly
 from litz.options import Options
 from litz.target import Target
 

@@ -6,6 +6,7 @@ that there is code for. Where none fits, Python is asked: it compiles for these 
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
@@ -116,6 +117,9 @@ class _Enabled:
         """What the door asks last. An error's text, which it throws, or nothing. No exception may leave it."""
         try:
             return self._answer(stack)
+        except KeyboardInterrupt:
+            _thread.interrupt_main()  # it comes again, outside of torch's code
+            return self._thrown("interrupted")
         except BaseException as error:
             return self._thrown(f"{type(error).__name__}: {error}")
 

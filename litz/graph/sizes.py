@@ -6,15 +6,15 @@ a value: the answer would tie the program to it.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Union
 
 import torch
-from sympy import Float, Integer
 from torch._subclasses.fake_tensor import FakeTensor
+
+from litz.ops.sizes import likely_at
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Symbolic = Union[torch.SymInt, torch.SymFloat, torch.SymBool]
@@ -79,24 +79,6 @@ def likely(size: Any) -> int:
     if known is not None:
         return known
     return 64 if size.node.is_nested_int() else likely_at(size.node.expr, size.node.shape_env)
-
-
-def likely_at(form: Any, shapes: Any) -> int:
-    """A likely value of an expression of Dynamo's. It is told roughly, so that the same code is made for all sizes that
-    are about as large as those of the first call."""
-    rough = {symbol: Integer(roughly(n)) for symbol, n in shapes.backed_var_to_val.items() if n.is_Integer}
-    rough |= {symbol: Float(roughly(n)) for symbol, n in shapes.backed_var_to_val.items() if n.is_Float}
-    found = form.xreplace(rough)
-    return max(1, int(found)) if found.is_number and found.is_finite else 64
-
-
-def roughly(number: Any) -> int | float:
-    """The next power of two, away from zero."""
-    size, sign = abs(float(number)), -1 if number < 0 else 1
-    if not 0 < size < math.inf:
-        return 0
-    power = math.ceil(math.log2(size))
-    return sign * (1 << max(0, power)) if number.is_Integer else sign * 2.0**power
 
 
 def varies(value: Any) -> bool:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from litz.errors import CallError
+
 
 class OperatorName(NamedTuple):
     namespace: str
@@ -25,7 +27,13 @@ def taken_apart(target: str) -> OperatorName:
 def operator_named(target: str, overload: str | None = None) -> torch._ops.OpOverload:
     """The operator, or another overload of it."""
     own = taken_apart(target)
-    return getattr(getattr(getattr(torch.ops, own.namespace), own.name), overload or own.overload)
+    try:
+        return getattr(getattr(getattr(torch.ops, own.namespace), own.name), overload or own.overload)
+    except AttributeError as error:
+        raise CallError(
+            f"a program calls the operator {target}, which this process does not have",
+            hint="import the package that registers it before the program is loaded",
+        ) from error
 
 
 @lru_cache(maxsize=None)

@@ -8,6 +8,7 @@ compiles anew where it is another one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,6 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from litz.graph.sizes import likely_at
 from litz.loop.expr import Expr, Size, expr
 from litz.loop.formula import Formula
 from litz.loop.ir import NumberSource, SizeSource
@@ -162,6 +162,24 @@ def _size(e: Any, env: Any, formula: Formula | None = None) -> Size:
         name = str(e) if formula is None else formula.name
         known[e] = Size(name, likely_at(e, env), _least(e, env), formula)
     return known[e]
+
+
+def likely_at(form: Any, shapes: Any) -> int:
+    """A likely value of an expression of Dynamo's. It is told roughly, so that the same code is made for all sizes that
+    are about as large as those of the first call."""
+    rough = {symbol: sympy.Integer(roughly(n)) for symbol, n in shapes.backed_var_to_val.items() if n.is_Integer}
+    rough |= {symbol: sympy.Float(roughly(n)) for symbol, n in shapes.backed_var_to_val.items() if n.is_Float}
+    found = form.xreplace(rough)
+    return max(1, int(found)) if found.is_number and found.is_finite else 64
+
+
+def roughly(number: Any) -> int | float:
+    """The next power of two, away from zero."""
+    size, sign = abs(float(number)), -1 if number < 0 else 1
+    if not 0 < size < math.inf:
+        return 0
+    power = math.ceil(math.log2(size))
+    return sign * (1 << max(0, power)) if number.is_Integer else sign * 2.0**power
 
 
 def _least(e: Any, env: Any) -> int | None:

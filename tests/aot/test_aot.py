@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import shutil
 import struct
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import litz
+from litz.errors import CallError, CompileError
 from litz.runtime.container import FORMAT, MAGIC
 from litz.target import detect
 
@@ -237,3 +241,56 @@ def test_an_output_that_is_part_of_a_tensor_is_no_output_for_c(tmp_path: Path, f
     with pytest.raises(litz.CompileError, match="part of a larger tensor"):
         litz.aot_compile(function, (x,), path=tmp_path / "m.so")
     _same(litz.load(litz.aot_compile(function, (x,), path=tmp_path / "m.litz"))(x), function(x))
+
+
+# -- what a caller may get wrong -------------------------------------------------------------------
+def test_examples_that_are_one_tensor_are_no_promise(tmp_path: Path) -> None:
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    model = litz.load(litz.aot_compile(lambda a, b: a + 2 * b, (x, x), path=tmp_path / "m.litz"))
+    assert torch.equal(model(x, y), x + 2 * y) and torch.equal(model(x, x), x + 2 * x)
+
+
+def test_arguments_negated_by_a_bit_are_seen(tmp_path: Path) -> None:
+    model = litz.load(litz.aot_compile(lambda a: a * 1, (torch.randn(5),), path=tmp_path / "m.litz"))
+    negated = torch._neg_view(torch.randn(5))
+    assert torch.equal(model(negated), negated * 1)
+
+
+@pytest.mark.parametrize("fixed, other", [(0.0, -0.0), (1, True), (2, 2.0), (math.nan, 1.0)], ids=str)
+def test_numbers_are_told_apart(tmp_path: Path, fixed: float, other: float) -> None:
+    x = torch.randn(3)
+    model = litz.load(litz.aot_compile(lambda a, n: a * n, (x, fixed), path=tmp_path / "m.litz"))
+    model(x, fixed)
+    with pytest.raises(CallError, match="was compiled for"):
+        model(x, other)
+
+
+def test_what_is_no_such_tensor_is_refused(tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    example, path = (torch.randn(4, 3),), tmp_path / "m.litz"
+    model = litz.load(litz.aot_compile(lambda a: a.sum(-1), example, path=path, dynamic_shapes=({0: rows},)))
+    with FakeTensorMode():
+        fake = torch.randn(4, 3)
+    for given, told in ((torch.randn(3), "1 dimensions"), (torch.tensor(1.0), "0 dimensions"), (fake, "FakeTensor"),
+                        (torch.randn(4, 3).to_sparse(), "layout")):  # fmt: skip
+        with pytest.raises(CallError, match=told):
+            model(given)
+
+
+def test_what_fails_while_it_runs_says_so(tmp_path: Path) -> None:
+    x = torch.randn(4, 3)
+    model = litz.load(litz.aot_compile(lambda a, i: a[i], (x, torch.tensor([0, 1])), path=tmp_path / "m.litz"))
+    with pytest.raises(IndexError, match="out of range"):
+        model(x, torch.tensor([0, 9]))
+    assert torch.equal(model(x, torch.tensor([3, 1])), x[[3, 1]])
+
+
+def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+    x, pair = torch.randn(8, 3), collections.namedtuple("pair", "a b")
+    half = torch.export.Dim("half", min=2, max=30)
+    with pytest.raises(CompileError, match="2\\*s"):
+        litz.aot_compile(lambda a: a * 2, (x,), path=tmp_path / "m.litz", dynamic_shapes=({0: 2 * half},))
+    with pytest.raises(CompileError, match="container"):
+        litz.aot_compile(lambda p: p.a + p.b, (pair(x, x),), path=tmp_path / "m.litz")
+    with pytest.raises(CompileError, match="complex64"):
+        litz.aot_compile(lambda a, b: a * 2, (x, torch.randn(3, dtype=torch.cfloat)), path=tmp_path / "m.so")
