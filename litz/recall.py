@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import fx
 
-from litz.capture.apart import as_now
 from litz.capture.autograd import Absent
 from litz.capture.key import Uncacheable, digest, key_entries, shape_environment
+from litz.capture.modes import modes_now
 from litz.capture.stand_ins import stand_ins
 from litz.context import Context
 from litz.errors import CacheError
@@ -132,7 +132,7 @@ class _Entry:
 
 
 def _recalled_backward(entry: _Entry, kept: Compiled, inputs: Sequence[Any], compile: Compile) -> Backward:
-    as_called, inputs_again = as_now(), stand_ins(inputs)
+    as_called, inputs_again = modes_now(), stand_ins(inputs)
 
     @lru_cache(maxsize=None)
     def backward(absent: Absent) -> Artifact:
@@ -143,7 +143,7 @@ def _recalled_backward(entry: _Entry, kept: Compiled, inputs: Sequence[Any], com
             return found
         # Other results are used than when it was kept, or it is gone from the cache.
         entry.ctx.begin_again()
-        with as_called():
+        with as_called.again():
             compiled, made = compile(inputs_again())
         if made is None or pack(compiled) != pack(kept):
             raise CacheError(

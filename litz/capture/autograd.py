@@ -94,7 +94,7 @@ class Differentiable:
             return tuple(gradients)
         arguments += [_NOTHING if t is None else self.tangent(i, t, sizes) for i, t in enumerate(mine)]
         run = self.backward(absent)
-        with torch._C._DisableAutocast() if torch.is_autocast_enabled("cpu") else nullcontext():
+        with torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else nullcontext():
             if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in arguments):
                 found = _Once.apply(run, *arguments)
             else:

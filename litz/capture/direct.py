@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from litz.capture.backend import compile_or_leave
+from litz.capture.modes import modes_now
 from litz.loop.exact import exact
 from litz.options import Options
 
@@ -46,7 +47,8 @@ class Direct:
         state = self._state()
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)] + list(state.values())
         plain = tuple(None if isinstance(x, torch.Tensor) else exact(x) for x in leaves)
-        key = (structure, _names((args, kwargs)), plain, tuple(state), self._training(), _modes(), _described(tensors))
+        names, modes = _names((args, kwargs)), modes_now()
+        key = (structure, names, plain, tuple(state), self._training(), modes, _described(tensors))
         with self._lock:
             found = self._compiled.get(key)
             if found is None:
@@ -102,15 +104,6 @@ def _described(tensors: Sequence[torch.Tensor]) -> tuple:
             t.is_conj(), t.is_neg(),
         )
         for position, t in enumerate(tensors)
-    )  # fmt: skip
-
-
-def _modes() -> tuple:
-    """What a trace depends on besides its arguments."""
-    return (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-        torch.autograd.forward_ad._current_level,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from litz.capture.modes import modes_now
 from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
 from litz.ops.sizes import roughly
@@ -44,7 +45,7 @@ def key_entries(
     nodes = spelling.graph(graph_module)
     entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
     entries |= _inputs(inputs) | _symbols(inputs)
-    return entries | modes() | options.cache_key_entries() | target.cache_key_entries() | versions()
+    return entries | modes_now().entries() | options.cache_key_entries() | target.cache_key_entries() | versions()
 
 
 def digest(entries: Mapping[str, str]) -> str:
@@ -234,19 +235,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
 
-# -- what a trace depends on besides ---------------------------------------------------------------
-def modes() -> dict[str, str]:
-    """What the caller has switched on."""
-    return {
-        "mode.gradients": f"{torch.is_grad_enabled()}, inference {torch.is_inference_mode_enabled()}",
-        "mode.autocast": f"{torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}",
-        "mode.default": f"{torch.get_default_dtype()} {torch.get_default_device()}",
-        "mode.deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "mode.attention": f"{torch.backends.cuda.flash_sdp_enabled()} {torch.backends.cuda.math_sdp_enabled()}",
-        "mode.library": f"{torch.backends.mkldnn.enabled} {torch.get_float32_matmul_precision()}",
-    }
-
-
+# -- who compiles ----------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
     import llvmlite
@@ -268,4 +257,4 @@ def _source_digest() -> str:
     return found.hexdigest()
 
 
-__all__ = ["Uncacheable", "digest", "key_entries", "modes", "versions"]
+__all__ = ["Uncacheable", "digest", "key_entries", "versions"]

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from litz.capture.modes import Autocast, autocast_now
+
 
 @dataclass(frozen=True)
 class _Thread:
@@ -25,7 +27,7 @@ class _Thread:
     dual_enabled: bool
     hooks_refused: str | None  # why there may be no hooks on saved tensors
     grad: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast: Autocast
     autocast_cache: bool
     autocasts: int  # inside one another
 
@@ -38,7 +40,7 @@ class _Thread:
             torch._C._is_fwd_grad_enabled(),
             torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
             torch.is_grad_enabled(),
-            tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES),
+            autocast_now(),
             torch.is_autocast_cache_enabled(),
             _autocasts(),
         )
@@ -61,9 +63,6 @@ class _Thread:
         while _autocasts() > self.autocasts:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
-
-
-_DEVICES = ("cpu", "cuda")
 
 
 def _is_dual_level_open() -> bool:

@@ -87,7 +87,7 @@ class Traced:
         found = in_place_of_members(arguments, bases)
         assert found is not None, "the bases are those of these arguments"
         self.given = inputs = found
-        self.autocast = torch.is_autocast_enabled("cpu")
+        self.autocast = torch._C._is_any_autocast_enabled()
         self.grad_mode = torch.is_grad_enabled()  # the user's, where the function is called
         self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
@@ -232,7 +232,7 @@ class Traced:
         with torch.no_grad():
             tangents = [_tangent_operator()(r) for _, r in differentiable]
         self.recorder.differentiating = True
-        with torch.amp.autocast_mode.autocast("cpu", enabled=False):
+        with torch._C._DisableAutocast():
             found = torch.autograd.grad(
                 [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
             )
