@@ -75,6 +75,7 @@ __all__ = [
     "__version__",
     "aot_compile",
     "compile",
+    "eager",
     "explain_match",
     "last_report",
     "load",
@@ -85,11 +86,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "eager":
+        return import_module("litz.eager")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'litz' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(home), name)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from litz.errors import LitzError
+from litz.errors import CacheError, LitzError
 
 if TYPE_CHECKING:
     from litz.runtime.cache import Cache
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _cache(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        return 1
     except (LitzError, OSError) as error:  # a path that is not there, a full disk
         print(f"litz: {error}", file=sys.stderr)
         return 1
@@ -65,6 +68,8 @@ def _cache(options: argparse.Namespace) -> int:
     elif options.action == "explain":
         return _explain(cache, options.key)
     elif options.action == "export":
+        if not options.file.absolute().parent.is_dir():
+            raise CacheError(f"there is no folder {options.file.parent} for the file")
         print(f"wrote {cache.export(options.file)} values to {options.file}")
     else:
         print(f"took over {cache.take_over(options.file)} values from {options.file}")

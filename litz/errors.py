@@ -117,7 +117,7 @@ class RunFailed(CallError):
 
 def tell(text: str, source: str | None = None) -> None:
     """A warning, at the line of the user's that `source` ("file:line: code") names, if any."""
-    place = re.match(r"(.*?):(\d+)", source or "")
+    place = re.match(r"(.*?):(\d+)", source or _callers_line())
     try:
         if place is None:
             warnings.warn(f"litz: {text}", stacklevel=3)
@@ -126,6 +126,16 @@ def tell(text: str, source: str | None = None) -> None:
     except UserWarning:
         # Who makes errors of warnings wants to be told, and not that a program which runs as ever stops half-way.
         logging.getLogger("litz").warning("%s: %s", source or "litz", text)
+
+
+def _callers_line() -> str:
+    """Of the innermost call that is neither Litz's nor torch's."""
+    packages = (sys.modules.get(name) for name in ("litz", "torch"))
+    inside = tuple(os.path.dirname(package.__file__) + os.sep for package in packages if package and package.__file__)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 from torch import fx
@@ -54,9 +55,11 @@ def compile_or_recall(
         keep()
         return bind(compiled, None, function, loader(ctx))
 
+    name_of = entry.backward_names(compiled)
+
     def kept_backward(absent: Absent) -> Artifact:
         made = backward(absent)
-        entry.store("backward", lambda: made, absent)
+        entry.store("backward", lambda: made, name_of(absent))
         return made
 
     if compiled.signature.sizes:
@@ -92,7 +95,8 @@ def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ct
     if ctx.cache is None or not isinstance(graph_module, fx.GraphModule):
         return None
     if ctx.options.snapshots or ctx.options.verify:
-        return None  # who wants to see the stages wants them run
+        ctx.recalling.append("not asked: snapshots and checks are of stages that run")
+        return None
     try:
         entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
         return _Entry(ctx, digest(entries), entries)
@@ -115,28 +119,34 @@ class _Entry:
         found = self.ctx.cache.differences("function", self.entries)
         return [f"not in the cache; of the nearest that is, another {difference}" for difference in found]
 
-    def load(self, kind: str, absent: Absent = ()) -> Any:
+    def load(self, kind: str, name: str | None = None) -> Any:
         assert self.ctx.cache is not None
-        return self.ctx.cache.load(kind, self._name(absent))
+        return self.ctx.cache.load(kind, name or self.key)
 
-    def store(self, kind: str, value: Callable[[], Any], absent: Absent = ()) -> None:
+    def store(self, kind: str, value: Callable[[], Any], name: str | None = None) -> None:
         assert self.ctx.cache is not None
         try:
-            self.ctx.cache.store(kind, self._name(absent), value(), self.entries)
+            self.ctx.cache.store(kind, name or self.key, value(), self.entries)
         except Unwritable as why:
             self.ctx.recalling.append(f"not kept for other processes: {why}")
             self.ctx.publish()
 
-    def _name(self, absent: Absent) -> str:
-        return self.key + "".join(f"-{place}" for place in absent)
+    def backward_names(self, compiled: Compiled) -> Callable[[Absent], str]:
+        """A backward goes with one forward. Programs whose sizes answer otherwise have the same key, and each its own
+        forward: the last to be kept."""
+        try:
+            forward = blake2b(pack(compiled), digest_size=8).hexdigest()
+        except Unwritable:
+            forward = "unwritable"  # nor will the function be kept
+        return lambda absent: f"{self.key}-{forward}" + "".join(f"-{place}" for place in absent)
 
 
 def _recalled_backward(entry: _Entry, kept: Compiled, inputs: Sequence[Any], compile: Compile) -> Backward:
-    as_called, inputs_again = modes_now(), stand_ins(inputs)
+    as_called, inputs_again, name_of = modes_now(), stand_ins(inputs), entry.backward_names(kept)
 
     @lru_cache(maxsize=None)
     def backward(absent: Absent) -> Artifact:
-        found = entry.load("backward", absent)
+        found = entry.load("backward", name_of(absent))
         if isinstance(found, Artifact):
             entry.ctx.built.append(found.built)
             entry.ctx.publish()
@@ -151,7 +161,7 @@ def _recalled_backward(entry: _Entry, kept: Compiled, inputs: Sequence[Any], com
                 hint="run `litz cache clear`; the next process compiles both",
             )
         artifact = made(absent)
-        entry.store("backward", lambda: artifact, absent)
+        entry.store("backward", lambda: artifact, name_of(absent))
         return artifact
 
     return backward

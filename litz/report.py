@@ -112,7 +112,8 @@ class Report:
     def title(self) -> str:
         """One line: what it is of, which parts of it were compiled, and why."""
         kind = "training" if self.occasion.training else "inference"
-        parts = " and ".join(dict.fromkeys(built.part for built in self.built)) or "nothing"
+        cut = any(note.startswith("cut in pieces") for note in self.notes)
+        parts = " and ".join(dict.fromkeys(built.part for built in self.built)) or ("pieces" if cut else "nothing")
         where = f" of {self.occasion.source}" if self.occasion.source else ""
         return f"{kind}, {parts}{where}; because: {self.occasion.why}"
 

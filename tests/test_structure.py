@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer and from those above it.
 LAYERS = (
-    ("options", "errors", "report", "context", "target", "compat"),
+    ("options", "errors", "report", "context", "target", "compat", "source"),
     ("loop",),
     ("ops",),
     ("graph",),
@@ -28,7 +28,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What ties the layers together, and what looks at all of them.
-FREE = {"pipeline", "stages", "recall", "aot", "eager", "debug", "cli", "frontdoor", "__init__"}
+FREE = {"pipeline", "stages", "recall", "aot", "eager", "debug", "cli", "frontdoor", "__init__", "__main__"}
 FREE_FILES = {"capture/backend.py", "capture/direct.py"}
 # Litz implements these anew.
 FORBIDDEN = (

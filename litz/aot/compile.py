@@ -18,7 +18,7 @@ from litz.capture.key import shape_environment
 from litz.capture.lift_state import lift_state
 from litz.capture.outputs import known
 from litz.context import Context
-from litz.errors import CaptureError, CompileError
+from litz.errors import CaptureError, CompileError, OptionError
 from litz.ops.formulas import formula_of
 from litz.ops.sizes import size_sources
 from litz.options import Options
@@ -37,6 +37,10 @@ def aot_compile(
     in `.so` where it can be called from C, and in `.litz` where only Python can call it: there is no linker, or the
     program needs Python (`path` may ask for either). Without a `path` it is named after what is in it.
     """
+    if isinstance(args, torch.Tensor):
+        raise OptionError("`args` is a tensor, and a tuple of arguments is expected", hint="write `(x,)`")
+    if path is not None and not Path(path).parent.is_dir():
+        raise OptionError(f"there is no folder {Path(path).parent} for the file")
     package = package_of(model, tuple(args), dict(kwargs or {}), Options.from_environment(options), dynamic_shapes)
     data = pack(package)
     name = blake2b(data, digest_size=12).hexdigest()

@@ -80,7 +80,7 @@ class Loaded:
         if unknown or missing:
             told = f"there is no argument {unknown[0]!r}" if unknown else f"the argument {missing[0]!r} is missing"
             raise CallError(f"{self.name}: {told}; it was compiled for {self.signature}")
-        flat, form = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
+        flat, form = pytree.tree_flatten(_in_order((args, {name: kwargs[name] for name in names}), self._arguments))
         if form != self._arguments:
             raise CallError(f"{self.name}: its arguments come otherwise than it was compiled for: {self.signature}")
         return flat
@@ -97,6 +97,16 @@ class Loaded:
 
     def __repr__(self) -> str:
         return f"<{self.name}, compiled by Litz for {self.signature}>"
+
+
+def _in_order(value: Any, form: pytree.TreeSpec) -> Any:
+    """With dictionaries in the order they had when it was compiled."""
+    parts = form.children()
+    if type(value) is dict and form.type is dict and value.keys() == set(form.context):
+        return {key: _in_order(value[key], part) for key, part in zip(form.context, parts, strict=True)}
+    if type(value) in (tuple, list) and form.type is type(value) and len(parts) == len(value):
+        return type(value)(_in_order(each, part) for each, part in zip(value, parts, strict=True))
+    return value
 
 
 __all__ = ["Loaded", "load"]

@@ -7,11 +7,13 @@ and the package itself, as a section: `litz.load` reads it, and the C functions 
 from __future__ import annotations
 
 import ctypes.util
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from litz.aot.package import Package, TensorSpec
@@ -23,11 +25,12 @@ from litz.compat import openmp_library
 from litz.errors import CompileError
 from litz.loop.dtype import from_torch
 from litz.loop.expr import expr
+from litz.loop.formula import Formula
 from litz.runtime.container import ALIGNMENT, MAGIC, packed
 from litz.runtime.encode import Unreadable
 from litz.runtime.link import undefined_symbols
 
-_TRAILER = struct.Struct("<QQ8s")  # where the package begins, how long it is
+_TRAILER = struct.Struct("<QQ16s8s")  # where the package begins, how long it is, a digest of all before
 
 
 def find_linker() -> str | None:
@@ -40,28 +43,36 @@ def why_not_shared(package: Package) -> str | None:
         return "there is no linker (cc, gcc or clang) at hand"
     if signature.mutated:
         return "it writes to its arguments or buffers"
-    if signature.places or signature.bases or signature.subclasses or any(x.lazy for x in signature.inputs):
+    if signature.bases or signature.subclasses or any(x.lazy for x in signature.inputs):
         return "its arguments share memory, or are no plain tensors"
-    if any(output.kind != "fresh" for output in signature.outputs):
-        return "an output is an argument, or shares memory with one"
+    for output in signature.outputs:
+        if output.kind == "plain":
+            return "an output is no tensor"
+        if output.kind != "fresh":
+            return "an output is an argument, or shares memory with one"
     for spec in package.arguments:
         if isinstance(spec, TensorSpec) and from_torch(spec.dtype) is None:
             return f"the argument {spec.name} is of {spec.dtype}, which generated code does not read"
     if package.answers:
-        return f"sizes must keep {package.answers[0].text}"
+        return f"sizes must keep {_in_words(package.answers[0], package)}"
     return why_not(plan)
 
 
 def link(package: Package, file: Path, name: str) -> None:
-    arguments = [_argument(place, spec) for place, spec in enumerate(package.arguments) if isinstance(spec, TensorSpec)]
+    signature = package.compiled.signature
+    inputs = signature.places or tuple(range(len(package.places)))  # tied parameters are one input
+    arguments = [
+        _argument(inputs[place], spec) for place, spec in enumerate(package.arguments) if isinstance(spec, TensorSpec)
+    ]
     data, places = packed(package)
     messages, levels = Messages(), []
     parts: dict[str, Sequence[bytes]] = {}
     least = package.levels[-1].forward.target  # whose code runs wherever any of it does
     ranges = [(r.name, r.least, r.most) for r in package.ranges]
     for artifact in (compiled.forward for compiled in package.levels):
-        held = [*package.constants, *artifact.constants]
-        constants = [Constant(len(package.arguments) + i, places[id(tensor)]) for i, tensor in enumerate(held)]
+        held = dict(zip(inputs[len(package.arguments) :], package.constants, strict=True))
+        held |= dict(enumerate(artifact.constants, len(signature.inputs)))
+        constants = [Constant(place, places[id(tensor)]) for place, tensor in held.items()]
         module, function = Module(), f"{name}_run_{artifact.target.isa}"
         size = write_entry(module, function, artifact.plan, arguments, constants, ranges, messages)
         levels.append(Level(artifact.target.isa, function, size, artifact.target.features_needed))
@@ -74,9 +85,19 @@ def link(package: Package, file: Path, name: str) -> None:
     needs = _needs([made for part in parts.values() for made in part])
     text = header(name, package.compiled.forward.plan, arguments, levels, f"Needs {needs}.")
     file.with_suffix(".h").write_text(text)
-    begins = file.read_bytes().index(data)
+    whole = file.read_bytes()
     with file.open("ab") as end:
-        end.write(_TRAILER.pack(begins, len(data), MAGIC))
+        end.write(_TRAILER.pack(whole.index(data), len(data), _digest(whole), MAGIC))
+
+
+def _in_words(answer: Formula, package: Package) -> str:
+    """With what arguments have in place of symbols."""
+    names = {
+        source.name: f"{package.arguments[source.input].name}.shape[{source.dim}]"
+        for source in package.compiled.signature.sizes
+        if source.input is not None and source.input < len(package.arguments) and source.dim is not None
+    }
+    return re.sub(r"\b[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), answer.text)
 
 
 def _argument(place: int, spec: TensorSpec) -> Argument:
@@ -89,10 +110,16 @@ def container_in(data: bytes) -> bytes | memoryview:
     if data[:4] != b"\x7fELF":
         return data
     end = len(data) - _TRAILER.size
-    begins, length, magic = _TRAILER.unpack_from(data, end) if end > 0 else (0, 0, b"")
+    begins, length, digest, magic = _TRAILER.unpack_from(data, end) if end > 0 else (0, 0, b"", b"")
     if magic != MAGIC or begins + length > end:
-        raise Unreadable("it is a shared library, and none that Litz has written")
+        raise Unreadable("it is a shared library that was cut short, or none that Litz has written")
+    if _digest(memoryview(data)[:end]) != digest:
+        raise Unreadable("it is damaged: what it says of itself is not what it is")
     return memoryview(data)[begins : begins + length]
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 class _Linker:

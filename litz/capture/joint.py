@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from litz.capture.forward_mode import carries_tangents
@@ -88,6 +88,8 @@ def _run(tracer: Traced) -> Joint:
             error.source, error.at = error.source or recorder.user_line, recorder.stopped_at
             raise
         told = f"tracing to ATen failed: {type(error).__name__}: {error}"
+        if isinstance(error, DynamicOutputShapeException):
+            told = f"the size of what {error.func} gives depends on data"
         raise CaptureError(told, stage="trace", source=recorder.user_line, at=recorder.stopped_at) from error
     _tangents_to_inputs(module)
     _drop_dead_code(module.graph)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
 from litz.ops.sizes import roughly
 from litz.options import Options
+from litz.source import source_digest
 from litz.target import Target
 
 _TORCHS_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler")
@@ -41,6 +42,7 @@ def key_entries(
 ) -> dict[str, str]:
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")
+    _refuse_kernels_of_others()
     spelling = _Spelling()
     nodes = spelling.graph(graph_module)
     entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
@@ -78,7 +80,7 @@ class _Spelling:
         if node.op in ("placeholder", "output"):
             return ""  # names are nothing that code depends on
         if node.op == "call_method":
-            return str(node.target)
+            return _method(str(node.target))
         if node.op == "get_attr":
             value: Any = graph_module
             for part in str(node.target).split("."):
@@ -93,7 +95,8 @@ class _Spelling:
             return "{\n" + self.graph(value) + "\n}"
         if type(value) in (torch.Tensor, torch.nn.Parameter) and not isinstance(value, FakeTensor):
             content = blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-            self.constants.append(f"{_described(value)} {content.hexdigest()}")
+            form = f"{tuple(value.shape)} {value.stride()} {_described(value)}"
+            self.constants.append(f"{form} {content.hexdigest()}")
             return "tensor"
         raise Uncacheable(f"it holds a {type(value).__qualname__}")
 
@@ -120,7 +123,8 @@ def _named(function: Any) -> str:
     """A function of torch's or Python's own, which its name tells."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
-        if name.partition("::")[0] not in _TORCHS_OWN:
+        namespace = name.partition("::")[0]
+        if namespace not in _TORCHS_OWN or (namespace == "aten" and name.partition(".")[0] in torch.library._defs):
             raise Uncacheable(f"{function} is not an operator of torch's own")
         return str(function)
     if isinstance(function, torch._ops.HigherOrderOperator):
@@ -131,27 +135,58 @@ def _named(function: Any) -> str:
     return found
 
 
+def _method(name: str) -> str:
+    """A method of tensors, if it is still torch's."""
+    found = getattr(torch.Tensor, name, None)
+    if isinstance(found, FunctionType) and not _is_of_torch(found):
+        raise Uncacheable(f"it calls the method {name}, which is not torch's own")
+    return name
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether it says that it comes from torch, Python or Litz: another may lie in their modules."""
+    module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch.Tensor).__module__
+    return module.partition(".")[0] in _MODULES
+
+
 def _place_of(function: Any) -> str | None:
     """Where the function itself is found by name: another one may claim the same name."""
+    if not _is_of_torch(function):
+        return None
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or ""
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch.Tensor).__module__
-    if module.partition(".")[0] in _MODULES:
-        held: Any = sys.modules.get(module)
-        for part in name.split("."):
-            held = getattr(held, part, None)
-        if held is function:
-            return f"{module}.{name}"
-    for home in (torch.nn.functional, torch, torch.Tensor, torch._C._nn):
+    held: Any = sys.modules.get(module)
+    for part in name.split("."):
+        held = getattr(held, part, None)
+    if held is function:
+        return f"{module}.{name}"
+    for home in _HOMES:
         short = getattr(function, "__name__", "")
         if getattr(home, short, None) is function:
             return f"{home.__name__}.{short}"
     return _dispatched().get(id(function))
 
 
+_HOMES = (
+    torch.nn.functional, torch, torch.Tensor, torch._C._nn, torch._C, torch._C._autograd, torch._C._functorch,
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1)
 def _dispatched() -> dict[int, str]:
     """Functions that torch makes inside others (`max_pool2d`), by `id`."""
     return {id(held): f"torch.nn.functional.{name}" for name, held in vars(torch.nn.functional).items()}
+
+
+def _refuse_kernels_of_others() -> None:
+    """An operator of torch's may have been given another meaning, which a trace of any other may come upon."""
+    for entry in torch.library._impls:
+        if entry.startswith("aten/") and entry.rpartition("/")[2] not in _ELSEWHERE:
+            raise Uncacheable(f"{entry.split('/')[1]} was given a kernel by Python code of this process")
+
+
+# torch itself registers such ones.
+_ELSEWHERE = ("Meta", "CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1", "FuncTorchBatched")
 
 
 # -- the inputs ------------------------------------------------------------------------------------
@@ -185,7 +220,7 @@ def _symbols(inputs: Sequence[Any]) -> dict[str, str]:
     hints = [f"{symbol} ~ {roughly(n)}" for symbol, n in shapes.backed_var_to_val.items() if n.is_Number]
     guards = [str(guard.expr) for guard in shapes.guards]
     texts = {"inputs.ranges": sorted(ranges), "inputs.hints": sorted(hints), "inputs.guards": guards}
-    return {name: "; ".join(text) for name, text in texts.items()}
+    return {name: "; ".join(text) for name, text in texts.items() if text}
 
 
 def shape_environment(inputs: Sequence[Any]) -> Any | None:
@@ -241,20 +276,11 @@ def versions() -> dict[str, str]:
     import llvmlite
 
     return {
-        "version.litz": _source_digest(),
+        "version.litz": source_digest(),
         "version.torch": f"{torch.__version__} {torch.version.git_version}",
         "version.llvmlite": llvmlite.__version__,
         "version.python": f"{sys.version_info.major}.{sys.version_info.minor}",
     }
-
-
-def _source_digest() -> str:
-    """Of Litz's own files: a version number would not tell two states of a working copy apart."""
-    folder = Path(__file__).parent.parent
-    found = blake2b(digest_size=16)
-    for file in sorted(folder.rglob("*.py")):
-        found.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
-    return found.hexdigest()
 
 
 __all__ = ["Uncacheable", "digest", "key_entries", "versions"]

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 DEVICES = ("cpu", "cuda")  # that autocast is asked of
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]
@@ -16,28 +17,33 @@ class Modes(NamedTuple):
     gradients: bool
     inference: bool
     autocast: Autocast
+    casts_once: bool  # what autocast has made of a parameter is used again
     forward_mode: int  # the level of forward-mode differentiation that is open
     default_dtype: torch.dtype
-    deterministic: bool
+    deterministic: int  # 1: what is not warns, 2: it raises
     attention: tuple[bool, bool]  # whether it may be computed in one, or must not be in parts
     library: bool  # whether oneDNN may be called
     precision: str  # of products in float32
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """All as it was, in any thread; afterwards as it was found."""
-        found = [(change, ask()) for ask, change in _OF_THE_PROCESS]
+        """All as it was, in any thread; afterwards as it was found. Modes that see operators are the caller's of now,
+        and see nothing."""
         with ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch._C.DisableTorchFunction())
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             for device, enabled, dtype in self.autocast:
                 if enabled or torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            stack.callback(lambda: [change(value) for change, value in found])
-            flash, math = self.attention
-            values = (self.default_dtype, self.deterministic, flash, math, self.precision)
-            for (_, change), value in zip(_OF_THE_PROCESS, values, strict=True):
-                change(value)
+                    cached = self.casts_once
+                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cached))
+            values = (self.default_dtype, self.deterministic, *self.attention, self.library, self.precision)
+            for (ask, change), value in zip(_OF_THE_PROCESS, values, strict=True):
+                found = ask()
+                if found != value:
+                    stack.callback(change, found)
+                    change(value)
             yield
 
     def entries(self) -> dict[str, str]:
@@ -45,7 +51,7 @@ class Modes(NamedTuple):
         autocast = [f"{device} {enabled} {dtype}" for device, enabled, dtype in self.autocast]
         return {
             "mode.gradients": f"{self.gradients}, inference {self.inference}",
-            "mode.autocast": ", ".join(autocast),
+            "mode.autocast": ", ".join((*autocast, f"once {self.casts_once}")),
             "mode.forward": str(self.forward_mode),
             "mode.default": f"{self.default_dtype} {torch.get_default_device()}",
             "mode.deterministic": str(self.deterministic),
@@ -62,8 +68,8 @@ def modes_now() -> Modes:
     """Asked at each call of some functions: each question is one that torch answers at once."""
     return Modes(
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_now(),
-        torch.autograd.forward_ad._current_level, torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_cache_enabled(), torch.autograd.forward_ad._current_level, torch.get_default_dtype(),
+        torch.get_deterministic_debug_mode(),
         (torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()),
         torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(),
     )  # fmt: skip
@@ -72,9 +78,10 @@ def modes_now() -> Modes:
 # What tells each, and what changes it.
 _OF_THE_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 )
 

@@ -95,9 +95,8 @@ class _Making:
             return torch.nn.Parameter(tensor, form.requires_grad)
         if not form.requires_grad or tensor.requires_grad:
             return tensor
-        leaf = tensor.requires_grad_()
         with torch.enable_grad():
-            return leaf.view_as(leaf) if computed else leaf
+            return _Computed.apply((tensor,), _LEAF) if computed else tensor.requires_grad_()
 
     def _lying(self, form: _Form, base: torch.Tensor | None) -> torch.Tensor:
         if base is None:
@@ -108,6 +107,17 @@ class _Making:
             tensor = same.as_strided(form.shape, form.strides, form.offset)
         tensor = tensor.conj() if form.conjugated else tensor
         return torch._neg_view(tensor) if form.negated else tensor
+
+
+class _Computed(torch.autograd.Function):
+    """A tensor as the result of something, and no view."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: tuple[torch.Tensor], leaf: torch.Tensor) -> torch.Tensor:
+        return tensor[0]
+
+
+_LEAF = torch.empty(0, device="cpu", requires_grad=True)
 
 
 __all__ = ["stand_ins"]

@@ -48,18 +48,19 @@ register(Boxed, Given, TensorForm)
 
 
 def compile_op(
-    namespace: str, op_overload: str, device: str, fn: Callable[..., Any], args: Sequence[Any],
+    namespace: str, op_overload: str | torch._ops.OpOverload, device: str, fn: Callable[..., Any], args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """`op_overload` is such as "gelu" or "mul.Tensor". Where there is code for such arguments, nothing is compiled."""
+    """`op_overload` is such as "gelu" or "mul.Tensor". Where there is code for such arguments, nothing is compiled. A
+    function of the caller's in the operator's place is compiled whenever it is given; `enable` does not use it."""
     if torch.device(device).type != "cpu":
         raise OptionError(f"operators are compiled for the CPU, not for {device}")
-    op = find(f"{namespace}::{op_overload}")
+    op = op_overload if isinstance(op_overload, torch._ops.OpOverload) else find(f"{namespace}::{op_overload}")
     chosen = Options.from_environment(options)
     arguments = in_order(op, args, kwargs or {})
     form = _form(op, arguments)
-    description, made_for = described(op), key_of(chosen)
-    own = fn is op or fn is op.overloadpacket  # another function is compiled whenever it is given
+    own = fn is op or fn is op.overloadpacket
+    description, made_for = described(op), key_of(chosen, "" if own else f"{fn.__module__}.{fn.__qualname__}")
     for entry in description.entries() if own else ():
         if (entry.given, entry.made_for) == (form, made_for) and read(description, entry) is not None:
             return description.folder / entry.file
@@ -92,10 +93,12 @@ def _own_folder() -> Path:
 _KEPT: list[tempfile.TemporaryDirectory] = []
 
 
-def key_of(options: Options) -> str:
+def key_of(options: Options, function: str = "") -> str:
+    """`function`: what was given in the operator's place, if anything."""
     if not options.cacheable:
         raise OptionError("operators are kept for other processes, and functions of the caller's cannot be")
-    return digest({**options.cache_key_entries(), **detect(options.threads).cache_key_entries(), **versions()})
+    entries = {**options.cache_key_entries(), **detect(options.threads).cache_key_entries(), **versions()}
+    return digest({**entries, "function": function})
 
 
 def read(description: Description, entry: Entry) -> Boxed | None:
@@ -151,8 +154,11 @@ def _artifact(
     with torch.no_grad():
         compiled, _ = compile_to_data(flat, tensors, None, Context(options, detect(options.threads)))
     outputs = compiled.signature.outputs
-    if compiled.signature.mutated or len(outputs) != len(op._schema.returns):
-        raise CompileError(f"{op.name()} is not compiled: the function given for it does something else")
+    if compiled.signature.mutated:
+        raise CompileError(f"{op.name()} is not compiled: it writes to an argument")
+    if len(outputs) != len(op._schema.returns):
+        told = f"{len(outputs)} results are computed, and its schema has {len(op._schema.returns)}"
+        raise CompileError(f"{op.name()} is not compiled: {told}")
     if any(output.kind != "fresh" for output in outputs):
         raise CompileError(f"{op.name()} is not compiled: a result is an argument, or shares memory with one")
     return compiled.forward

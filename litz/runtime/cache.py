@@ -36,7 +36,7 @@ KINDS = ("function", "backward", "kernel", "operator")
 _VERSION = "1"  # of the folder's own layout
 _LEFT_BEHIND = 3600.0  # seconds after which a file that was never moved to its place is nobody's
 _FRESH = 600.0  # seconds during which another use of a value need not be noted
-_LONGEST = 200  # characters of an entry that are kept to be read
+_LONGEST = 8_000  # characters of an entry that are kept to be read
 _COMPARED = 64  # values, the latest, that a miss is compared with
 
 
@@ -103,7 +103,7 @@ class Cache:
         except OSError as error:
             _say_once(f"the cache in {self.folder} cannot be written to, and is not used: {error}")
             return
-        if random.random() < 1 / 32:
+        if _CHANCE.random() < 1 / 32:
             self.trim()
 
     def differences(self, kind: str, entries: Mapping[str, str]) -> list[Difference]:
@@ -155,6 +155,8 @@ class Cache:
     def take_over(self, file: Path) -> int:
         """The values of a file that `export` wrote; how many. `Unreadable` where it is damaged."""
         held = unpack(file.read_bytes())
+        if not isinstance(held, tuple) or not all(isinstance(one, tuple) and len(one) == 4 for one in held):
+            raise Unreadable(f"{file} is not what `export` writes")
         for kind, key, data, beside in held:
             if kind not in KINDS or not key.replace("-", "").isalnum():
                 raise Unreadable(f"{kind}/{key} is no value of a cache")
@@ -250,9 +252,8 @@ def _note_use(path: Path) -> None:
 
 # -- which folder ----------------------------------------------------------------------------------
 def cache_of(environ: Mapping[str, str]) -> Cache | None:
-    """The cache, where the environment asks for one: in `LITZ_CACHE_DIR`, or, with `LITZ_CACHE=1`, the user's own."""
-    asked = environ.get("LITZ_CACHE", "1" if environ.get("LITZ_CACHE_DIR") else "0")
-    if asked == "0":
+    """The cache in `LITZ_CACHE_DIR`, or the user's own; none with `LITZ_CACHE=0`."""
+    if environ.get("LITZ_CACHE") == "0":
         return None
     try:
         folder = _folder(environ)
@@ -286,6 +287,7 @@ def _not_ours(folder: Path) -> str | None:
     return None
 
 
+_CHANCE = random.Random()  # not the one that users seed
 _said: set[str] = set()
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from litz.context import Lasting
 from litz.errors import CompileError
+from litz.source import source_digest
 from litz.target import Target
 
 
@@ -70,7 +71,7 @@ class Building:
 
 def _kept(text: str, target: Target, store: Lasting | None) -> bytes:
     code_for = f"{llvm().llvm_version_info} {target.cpu} {target.features}"
-    key = blake2b(f"{code_for}\n{text}".encode(), digest_size=20).hexdigest()
+    key = blake2b(f"{source_digest()}\n{code_for}\n{text}".encode(), digest_size=20).hexdigest()
     found = _LATELY.get(key)
     if found is None and store is not None:
         found = store.load("kernel", key)
