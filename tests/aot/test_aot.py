@@ -294,3 +294,35 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
         litz.aot_compile(lambda p: p.a + p.b, (pair(x, x),), path=tmp_path / "m.litz")
     with pytest.raises(CompileError, match="complex64"):
         litz.aot_compile(lambda a, b: a * 2, (x, torch.randn(3, dtype=torch.cfloat)), path=tmp_path / "m.so")
+
+
+def test_dictionaries_come_in_any_order(tmp_path: Path) -> None:
+    x, y = torch.randn(3), torch.randn(3)
+    path = litz.aot_compile(lambda d: d["b"] - 2 * d["a"], ({"b": x, "a": y},), path=tmp_path / "m.litz")
+    assert torch.equal(litz.load(path)({"a": y, "b": x}), x - 2 * y)
+
+
+@needs_linker
+def test_tied_weights_are_one_tensor_in_a_library_too(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, places: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(places)).softmax(-1)
+
+    model, places = Tied().eval(), torch.tensor([[1, 2, 9], [0, 0, 3]])
+    path = litz.aot_compile(model, (places,), path=tmp_path / "m.so")
+    torch.testing.assert_close(litz.load(path)(places), model(places))
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(litz.CacheError, match="damaged"):
+        litz.load(path)
+
+
+def test_sizes_that_depend_on_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(litz.LitzError, match="depends on data"):
+        litz.aot_compile(lambda x: x.nonzero(), (torch.randn(4),), path=tmp_path / "m.litz")

@@ -231,3 +231,15 @@ def test_memory_is_given_back() -> None:
     before = resident()
     calls(20_000)
     assert resident() - before < 20_000 * 40  # a leaked tensor is 16 KiB, a leaked string or handle at least 48 bytes
+
+
+def test_a_function_of_the_callers_is_not_what_enable_uses() -> None:
+    x = torch.linspace(-2, 2, 8)
+    expected = F.mish(x)
+    litz.eager.compile_op("aten", "mish", "cpu", lambda x: x * 100, (x,))
+    litz.eager.compile_op("aten", torch.ops.aten.mish.default, "cpu", torch.ops.aten.mish.default, (x,))
+    litz.eager.enable("aten::mish")
+    try:
+        torch.testing.assert_close(F.mish(x), expected)
+    finally:
+        litz.eager.disable()
