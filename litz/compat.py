@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -48,6 +50,21 @@ def ignores_a_lone_bound_of_nan() -> bool:
     import torch
 
     return not bool(torch.zeros(1, device="cpu").clamp(min=float("nan")).isnan())
+
+
+@contextmanager
+def forgetting_fakes() -> Iterator[None]:
+    """What operators give for fakes is remembered by torch for as long as the process lives, shapes and all. What is
+    added in here is dropped again."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    remembered = getattr(FakeTensorMode, "cache", {})
+    before = len(remembered)
+    try:
+        yield
+    finally:
+        for key in list(remembered)[before:]:
+            remembered.pop(key, None)
 
 
 def recompile_reason() -> str | None:

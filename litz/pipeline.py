@@ -26,6 +26,7 @@ from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint, Tangent, Training
+from litz.loop.remember import forget
 from litz.ops.decompose import decompositions
 from litz.ops.lower import lower
 from litz.report import Built
@@ -87,6 +88,13 @@ def compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str = "forward", training: bool = False, donated: Sequence[int] = ()
 ) -> Artifact:
     """A functional ATen graph as native code. `donated`: inputs whose memory it may use again."""
+    try:
+        return _compile_graph(graph, ctx, part, training, donated)
+    finally:
+        forget()
+
+
+def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int]) -> Artifact:
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)

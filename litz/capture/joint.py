@@ -27,6 +27,7 @@ from litz.capture.overlap import bases_for
 from litz.capture.record import Recorder
 from litz.capture.subclasses import Forms, form_of, has_gradient, taken_apart
 from litz.capture.traced import Traced
+from litz.compat import forgetting_fakes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
 from litz.graph.signature import Base, Joint
@@ -66,6 +67,7 @@ def _run(tracer: Traced) -> Joint:
     random = torch.get_rng_state()
     try:
         with ExitStack() as stack:
+            stack.enter_context(forgetting_fakes())
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())  # which the other turned on

@@ -11,12 +11,12 @@ themselves on construction from the known range of every axis. Reshapes then can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, Union, cast
 from weakref import WeakValueDictionary
 
 from litz.loop.formula import Formula, Measures
+from litz.loop.remember import remembered
 
 
 class NotConstant(ValueError):
@@ -371,7 +371,7 @@ def _recombine(terms: list[tuple[Monomial, int]]) -> list[tuple[Monomial, int]]:
     return list(total.items())
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def constant(n: int) -> Expr:
     return Expr((((), n),)) if n else Expr(())
 
@@ -380,7 +380,7 @@ ZERO = constant(0)
 ONE = constant(1)
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def _atom(atom: Atom) -> Expr:
     return Expr((((atom,), 1),))
 
@@ -393,7 +393,7 @@ def expr(x: ExprLike) -> Expr:
     return constant(int(x))
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def _axes(e: Expr) -> frozenset[Axis]:
     return frozenset(a for a in e.atoms() if isinstance(a, Axis))
 
@@ -475,7 +475,7 @@ def _divide(terms: Iterable[tuple[Monomial, int]], den: Expr) -> tuple[dict, dic
     return exact, rest
 
 
-@lru_cache(maxsize=1 << 15)
+@remembered
 def floordiv(num: Expr, den: Expr) -> Expr:
     if den is ONE or not num.terms:
         return num
@@ -510,7 +510,7 @@ def floordiv(num: Expr, den: Expr) -> Expr:
     return _atom(FloorDiv(num, den))
 
 
-@lru_cache(maxsize=1 << 15)
+@remembered
 def mod(num: Expr, den: Expr) -> Expr:
     if den is ONE or not num.terms or num is den:
         return ZERO

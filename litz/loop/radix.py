@@ -11,10 +11,10 @@ follow from its value.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
 from litz.loop.expr import ONE, ZERO, Axis, Expr, FloorDiv, Mod, Size, constant, expr, is_nonnegative
+from litz.loop.remember import remembered
 
 
 class Digit(NamedTuple):
@@ -47,7 +47,7 @@ class MixedRadix(NamedTuple):
         return {axis: (value // step) % axis.size for axis, step in self.digits}
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def mixed_radix(index: Expr, axes: tuple[Axis, ...]) -> MixedRadix | None:
     """The index as a number in those of `axes` that it mentions; None if two places may coincide."""
     digits = []
@@ -96,7 +96,7 @@ def unflat(number: Expr, axes: Iterable[Axis]) -> dict[Axis, Expr]:
     return found
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def is_injective(index: Expr, axes: frozenset[Axis]) -> bool:
     """Whether no two points over the axes surely have one index: as many points as places are then all places."""
     turned = {a: a.size - 1 - a for a in axes if (c := index.coefficient(a)) is not None and is_nonnegative(-c - 1)}

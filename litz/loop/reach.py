@@ -5,18 +5,18 @@ In: index expressions, whose axes and checked values have known limits. Out: wha
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from litz.loop.expr import Atom, Axis, Expr, FloorDiv, Mod
+from litz.loop.remember import remembered
 
 # More points than this are not worth enumerating: the index then counts as not proved wrong.
 ENUMERABLE = 1 << 18
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def leaves(index: Expr) -> tuple[Atom, ...]:
     """The axes, sizes and values of an index, once each."""
     return tuple(dict.fromkeys(a for a in index.atoms() if not isinstance(a, (FloorDiv, Mod))))
@@ -28,7 +28,7 @@ def disjoint(one: Expr, other: Expr) -> bool:
     return before or (other_high is not None and low is not None and other_high < low)
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def outside(index: Expr, size: int, below: bool) -> int | None:
     """An offset the index reaches outside `[0, size)`; None where none is proved."""
     low, high = index.bounds()

@@ -11,11 +11,11 @@ follows from `s(i)` by division, and the simplifier does the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple, Union
 
 from litz.loop.expr import ONE, Axis, Expr, expr
 from litz.loop.radix import flat, is_injective, mixed_radix, unflat, volume
+from litz.loop.remember import remembered
 
 
 class Refusal(NamedTuple):
@@ -45,7 +45,7 @@ _OTHER_REDUCTION = Refusal("the two do not reduce over the same")
 _AGAIN = Refusal("it would be computed again at every step of an axis")
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def align(own: Expr, axes: Space, place: Expr, space: Space) -> Union[Moved, Refusal]:
     """Each of `axes` in terms of `space`, such that `own` becomes `place`."""
     number = mixed_radix(own, axes.axes)

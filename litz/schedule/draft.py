@@ -11,7 +11,6 @@ copied a hundred times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Union
 
 from litz.loop.contraction import Contraction, contraction
@@ -19,6 +18,7 @@ from litz.loop.exact import exact
 from litz.loop.expr import Axis, Expr, FloorDiv, Mod, Value, expr
 from litz.loop.ir import POSITIONS, Apply, Check, Const, Index, Kernel, Load, Op, Reduce, Store
 from litz.loop.passes import last_pass_only
+from litz.loop.remember import remembered
 from litz.schedule.align import Moved, Refusal, Space
 
 _STORED_TWICE = Refusal("both store to one buffer")
@@ -213,12 +213,12 @@ class Addition(_Body):
         return e.substitute({**moved, **values}) if moved or values else e
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def _values(e: Expr) -> tuple[Value, ...]:
     return tuple(e.values())
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def divided_axes(index: Expr) -> frozenset[Axis]:
     """Axes that stand under a division or remainder."""
     divisions = (atom for atom in index.atoms() if isinstance(atom, (FloorDiv, Mod)))

@@ -12,8 +12,9 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -92,8 +93,13 @@ def _threads() -> int:
 
 def object_of(text: str, target: Target) -> bytes:
     """The object code of one module."""
+    with _TOOLS.lent(target) as (machine, passes, builder):
+        return _object_of(text, machine, passes, builder)
+
+
+def _object_of(text: str, machine: Any, passes: Any, builder: Any) -> bytes:
     binding = llvm()
-    machine, lib = target_machine(target), binding.ffi.lib
+    lib = binding.ffi.lib
     context = binding.create_context()  # no other thread's
     with binding.ffi.OutputString() as message:
         module = _alone(lib.LLVMPY_ParseAssembly)(context, text.encode(), message)
@@ -102,7 +108,6 @@ def object_of(text: str, target: Target) -> bytes:
     module = binding.ModuleRef(module, context)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    passes, builder = _passes(binding, machine)
     _alone(lib.LLVMPY_RunNewModulePassManager)(passes, module, builder)
     with binding.ffi.OutputString() as message:
         memory = _alone(lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, 1, message)
@@ -143,6 +148,30 @@ def _around(text: str, message: str) -> str:
     return "\n".join(lines[max(0, at - 3) : at + 2])
 
 
+class _Tools:
+    """What turns text into object code: a machine, the passes, and what runs those. Each is one thread's at a time, and
+    used again, since llvmlite does not give all of its memory back."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Target, list[tuple[Any, Any, Any]]] = {}
+
+    @contextmanager
+    def lent(self, target: Target) -> Iterator[tuple[Any, Any, Any]]:
+        idle = self._idle.setdefault(target, [])
+        try:
+            tools = idle.pop()
+        except IndexError:
+            machine = target_machine(target)
+            tools = (machine, *_passes(llvm(), machine))
+        try:
+            yield tools
+        finally:
+            idle.append(tools)
+
+
+_TOOLS = _Tools()
+
+
 class _Recent:
     """Object code that was used lately, up to a number of bytes."""
 
@@ -163,7 +192,7 @@ class _Recent:
                 self._bytes -= len(self._objects.popitem(last=False)[1])
 
 
-_LATELY = _Recent(16 << 20)
+_LATELY = _Recent(4 << 20)
 
 
 __all__ = ["Building", "build", "llvm", "object_of", "target_machine"]

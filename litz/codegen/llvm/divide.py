@@ -7,10 +7,9 @@ loops count is divided in doubles, which hold it.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from litz.codegen.llvm.writer import Writer
 from litz.loop.expr import Axis, Expr, FloorDiv, Mod, is_below, is_nonnegative
+from litz.loop.remember import remembered
 
 # An axis stays below 2^48: no loop is walked that far. Times this it is a whole number that doubles hold.
 _SMALL = 8
@@ -69,7 +68,7 @@ def _types(lanes: int, element: str) -> tuple[str, str, str]:
     return f"<{lanes} x {element}>", f"<{lanes} x i1>", "zeroinitializer"
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def _turn(num: Expr, den: Expr) -> str | None:
     """What to do with the denominator, once, where the numerator is out of range: it never is by more."""
     if is_below(num, den):
