@@ -103,3 +103,18 @@ def test_autocast_switched_off_inside(training: bool) -> None:
         found.append([result.detach(), *(x.grad for x in given if training)])
     assert litz.last_report().left_to_eager is None
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("computed", [False, True])
+def test_views_require_grad_where_nothing_is_recorded(mode: Callable[[], Any], computed: bool) -> None:
+    def views(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 2, x.view(-1), x.mT, x[0], x.detach(), x.detach().view(-1), x.contiguous(), x.expand(2, 3, 4)]
+
+    torch._dynamo.reset()
+    leaf = torch.randn(3, 4, requires_grad=True)
+    x = leaf * 2 if computed else leaf
+    with mode():
+        wanted, found = views(x), torch.compile(views, backend="litz")(x)
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.requires_grad, a.is_inference()) == (b.requires_grad, b.is_inference())

@@ -89,7 +89,8 @@ class Traced:
         self.given = inputs = found
         self.autocast = torch._C._is_any_autocast_enabled()
         self.grad_mode = torch.is_grad_enabled()  # the user's, where the function is called
-        self.needs_grad = [training and isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        self.requires_grad = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        self.needs_grad = [training and required for required in self.requires_grad]
         self.leaf = [not isinstance(x, torch.Tensor) or x.is_leaf for x in inputs]
         self.parameters = [isinstance(x, torch.nn.Parameter) for x in inputs]
 
@@ -104,7 +105,8 @@ class Traced:
 
     def _called(self, functional: Functional, primals: Sequence[Any]) -> Any:
         with functional, torch.set_grad_enabled(self.grad_mode or self.training):
-            leaves = [self._wrap(p, g) for p, g in zip(primals, self.needs_grad, strict=True)]
+            # Also where nothing is recorded: a view of what requires grad requires it, and a result does not.
+            leaves = [self._wrap(p, g) for p, g in zip(primals, self.requires_grad, strict=True)]
             wrapped = [self._writable(w, p, i) for i, (w, p) in enumerate(zip(leaves, primals, strict=True))]
             origins = [_origin(w) for w in wrapped]
             arguments = members_restored(wrapped, self.bases)
