@@ -70,6 +70,13 @@ class Package:
         """Of any level, where it is no matter which."""
         return self.levels[0]
 
+    @property
+    def asked(self) -> tuple[Formula, ...]:
+        """Of the answers, those about sizes that arguments tell. Others are about symbols that turned out to be one of
+        these: what arguments must be is written with that one."""
+        told = {source.name for source in self.compiled.signature.sizes}
+        return tuple(answer for answer in self.answers if answer.symbols <= told)
+
     def inputs_for(self, flat: Sequence[Any]) -> list[Any]:
         """The program's inputs, from the caller's arguments, once they are found to be as specified."""
         self.check(flat)
@@ -109,7 +116,7 @@ class Package:
                 continue
             if (bounds.least is not None and size < bounds.least) or (bounds.most is not None and size > bounds.most):
                 raise CallError(f"the size {bounds.name} is {size}, outside of {bounds.least} to {bounds.most}")
-        for answer in self.answers:
+        for answer in self.asked:
             if answer.symbols <= found.keys() and not answer.at(found):
                 raise CallError(f"sizes {found} break what the model was compiled for: {answer.text}")
         return found

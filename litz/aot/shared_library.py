@@ -20,6 +20,7 @@ from litz.aot.package import Package, TensorSpec
 from litz.codegen.llvm.build import build
 from litz.codegen.llvm.entry import PACKAGE, Argument, Constant, Messages, why_not, write_entry
 from litz.codegen.llvm.front import Level, header, write_front
+from litz.codegen.llvm.question import why_not_asked
 from litz.codegen.llvm.writer import Module
 from litz.compat import openmp_library
 from litz.errors import CompileError
@@ -53,8 +54,10 @@ def why_not_shared(package: Package) -> str | None:
     for spec in package.arguments:
         if isinstance(spec, TensorSpec) and from_torch(spec.dtype) is None:
             return f"the argument {spec.name} is of {spec.dtype}, which generated code does not read"
-    if package.answers:
-        return f"sizes must keep {_in_words(package.answers[0], package)}"
+    for answer in package.asked:
+        unasked = why_not_asked(answer, [size.name for size in plan.sizes])
+        if unasked is not None:
+            return f"sizes must keep {_in_words(answer, package)}, which only Python can ask: {unasked}"
     return why_not(plan)
 
 
@@ -69,12 +72,13 @@ def link(package: Package, file: Path, name: str) -> None:
     parts: dict[str, Sequence[bytes]] = {}
     least = package.levels[-1].forward.target  # whose code runs wherever any of it does
     ranges = [(r.name, r.least, r.most) for r in package.ranges]
+    answers = {answer: _in_words(answer, package) for answer in package.asked}
     for artifact in (compiled.forward for compiled in package.levels):
         held = dict(zip(inputs[len(package.arguments) :], package.constants, strict=True))
         held |= dict(enumerate(artifact.constants, len(signature.inputs)))
         constants = [Constant(place, places[id(tensor)]) for place, tensor in held.items()]
         module, function = Module(), f"{name}_run_{artifact.target.isa}"
-        size = write_entry(module, function, artifact.plan, arguments, constants, ranges, messages)
+        size = write_entry(module, function, artifact.plan, arguments, constants, ranges, answers, messages)
         levels.append(Level(artifact.target.isa, function, size, artifact.target.features_needed))
         parts[function] = [*artifact.objects, *build([module.text()], least)]
     front = Module()

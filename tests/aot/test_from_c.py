@@ -120,6 +120,34 @@ def test_sizes_that_vary_are_checked_and_told(tmp_path: Path) -> None:
     assert "not of type f32" in run_from_c(file, [torch.zeros(4, 8, dtype=torch.int64)]).stdout
 
 
+def test_what_holds_between_sizes_is_asked(tmp_path: Path) -> None:
+    """Sizes that vary, each by itself, and that the model compares: with each other, and by a formula."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.avg_pool2d((x.sigmoid() + y)[None], 3, 2).softmax(-1)
+
+    x = torch.randn(4, 9)
+    file = litz.aot_compile(torch.export.export(
+        _Module(model), (x, x + 1), dynamic_shapes=({1: torch.export.Dim.AUTO}, {1: torch.export.Dim.AUTO}),
+    ), path=tmp_path / "m.so")  # fmt: skip
+    for n in (9, 12, 31):
+        x, y = torch.randn(4, n), torch.randn(4, n)
+        ended = run_from_c(file, [x, y])
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        torch.testing.assert_close(_output(tmp_path, model(x, y)), model(x, y))
+    ended = run_from_c(file, [torch.randn(4, 9), torch.randn(4, 8)])
+    assert ended.returncode == 1 and ("shape[1]" in ended.stdout or "dimension 1" in ended.stdout), ended.stdout
+
+
+class _Module(nn.Module):
+    def __init__(self, function: Any):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.function(x, y)
+
+
 def test_what_is_all_generated_needs_no_torch(tmp_path: Path) -> None:
     x = torch.randn(6, 40)
     file = litz.aot_compile(lambda a: (a * 2 + 1).relu().sum(-1), (x,), path=tmp_path / "f.so")

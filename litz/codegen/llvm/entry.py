@@ -9,10 +9,11 @@ grows where sizes do. It serves one call at a time; whoever calls from several t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from litz.codegen.llvm.host import size_text
+from litz.codegen.llvm.question import ask, compute, is_computed
 from litz.codegen.llvm.shim import SCALAR_TYPE
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import IN_TIME, HostPlan, Native
@@ -20,6 +21,7 @@ from litz.errors import CompileError
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr, Size, expr
 from litz.loop.fault import FAULTS
+from litz.loop.formula import Formula
 from litz.loop.ir import View, contiguous
 from litz.schedule.place import ALIGNMENT, place
 
@@ -64,10 +66,10 @@ class Messages:
 
 def write_entry(
     module: Module, function: str, plan: HostPlan, arguments: Sequence[Argument], constants: Sequence[Constant],
-    ranges: Sequence[tuple[str, int | None, int | None]], messages: Messages,
+    ranges: Sequence[tuple[str, int | None, int | None]], answers: Mapping[Formula, str], messages: Messages,
 ) -> int:  # fmt: skip
     """The function, and the bytes that an open model takes. `ranges`: the least and the greatest value of sizes that
-    vary."""
+    vary; `answers`: what else must hold of them, and in words."""
     why = why_not(plan)
     if why is not None:
         raise CompileError(f"there is no way to call this program from C: {why}", stage="render")
@@ -76,7 +78,9 @@ def write_entry(
     entry.check_count("%output_count", len(plan.outputs), "outputs")
     for position, argument in enumerate(arguments):
         entry.take(position, argument)
+    entry.compute_sizes()
     entry.check_ranges(ranges)
+    entry.check_answers(answers)
     for position, argument in enumerate(arguments):
         entry.check_form(position, argument)
     entry.place_constants(constants)
@@ -97,6 +101,8 @@ def why_not(plan: HostPlan) -> str | None:
     if plan.numbers:
         return "it takes a float that changes"
     for size in plan.sizes:
+        if size.formula is not None and is_computed(size.formula):
+            continue
         if size.formula is not None or size.dim is None:
             return f"the size {size.name} is no dimension of an input"
     return plan.why_not_native()
@@ -134,6 +140,13 @@ class _Entry:
                 found = self.w.let(f"load i64, ptr {self.w.address('i64', sizes, source.dim or 0)}")
                 self.w.emit(f"store i64 {found}, ptr {self.w.address('i64', '%sizes', number)}")
 
+    def compute_sizes(self) -> None:
+        """Those that are no dimension of an input, from those that are."""
+        for number, source in enumerate(self.plan.sizes):
+            if source.formula is not None:
+                value = compute(self.w, source.formula, lambda name: self._number(expr(Size(name))))
+                self.w.emit(f"store i64 {value}, ptr {self.w.address('i64', '%sizes', number)}")
+
     def check_ranges(self, ranges: Sequence[tuple[str, int | None, int | None]]) -> None:
         for name, least, most in ranges:
             if name not in self.names:
@@ -143,6 +156,11 @@ class _Entry:
                 if bound is not None:
                     holds = self.w.let(f"icmp {relation} i64 {value}, {bound}")
                     self._refuse_unless(holds, f"the size {name} must be at {word} {bound}")
+
+    def check_answers(self, answers: Mapping[Formula, str]) -> None:
+        for answer, told in answers.items():
+            holds = ask(self.w, answer, lambda name: self._number(expr(Size(name))))
+            self._refuse_unless(holds, f"sizes do not keep {told}")
 
     def check_form(self, position: int, argument: Argument) -> None:
         _, sizes, strides, _, _ = self._fields("%inputs", position)
