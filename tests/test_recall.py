@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,7 @@ from litz.runtime.cache import Cache
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("LITZ_CACHE", "1")
-    monkeypatch.setenv("LITZ_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    yield tmp_path / "cache"
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:

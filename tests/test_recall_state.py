@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,7 @@ import litz
 from litz.errors import CacheError
 from litz.runtime.cache import Cache
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("LITZ_CACHE", "1")
-    monkeypatch.setenv("LITZ_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    yield tmp_path / "cache"
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
