@@ -161,6 +161,11 @@ def _notes(results: Results, mode: str, model: str, found: Results) -> list[str]
     failed = [found.get("failed"), *(_of(results, mode, model, c, "failed") for c in ("eager", "inductor", "litz"))]
     lines = [f"  {model}: failed: {why}" for why in failed if why]
     lines += [f"  {model}: left to eager: {why}" for why in _of(results, mode, model, "litz", "left") or ()]
+    wrong, size = error(results, mode, model), _of(results, mode, model, "litz", "worst_size")
+    if mode == "training" and wrong is not None and wrong > ERROR and size is not None:
+        worst, moved = (_of(results, mode, model, "litz", what) for what in ("worst", "worst_moved"))
+        scale = f"{size:.1e} of the largest gradient's size"
+        lines.append(f"  {model}: worst in {worst}, {scale}; eager with parameters moved by a last place: {moved:.2f}")
     called = _of(results, mode, model, "litz", "called") or {}
     if called:
         lines.append(f"  {model} calls: {', '.join(f'{name} × {count}' for name, count in sorted(called.items()))}")

@@ -11,6 +11,8 @@ A gradient's error is its distance from the float64 one, for the size of that: o
 square, as in PyTorch's own accuracy check), and, for information, of its worst element. The `control` is eager once
 more with every input moved by one unit in its last place: what it scores is luck. Where a rounding turns a unit of a
 ReLU on or off, a few elements are wholly different, and their quotients tell control and contenders apart no more.
+For the tensor that a contender gets worst, two figures say what the quotient means: its size for the largest
+gradient's, and what eager scores there with every parameter moved by one unit in its last place.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -106,6 +108,9 @@ def compared(name: str, watch: Watch, contenders: tuple[str, ...]) -> dict[str, 
     running: dict[str, Callable[[], Any]] = {}
     control = _gradients(module, _nudged(kwargs))
     module.zero_grad(set_to_none=True)
+    module.load_state_dict(_nudged(state))
+    parameters_moved = _gradients(module, kwargs)
+    module.zero_grad(set_to_none=True)
     module.load_state_dict(state)
     eager: dict[str, torch.Tensor] = {}
     for contender in contenders:
@@ -115,6 +120,7 @@ def compared(name: str, watch: Watch, contenders: tuple[str, ...]) -> dict[str, 
             found = {"loss": loss.double(), **_copied_gradients(module)}
             eager = eager or found
             results[contender] = _errors(found, eager, exact)
+            results[contender].update(_meaning(results[contender]["worst"], parameters_moved, eager, exact))
             if contender == "litz":
                 results[contender].update(_compiled_by_litz())
             running[contender] = step
@@ -139,8 +145,8 @@ def _copied_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.double().clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def _nudged(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Floating inputs moved by one unit in the last place, each way at random."""
+def _nudged(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Floating tensors moved by one unit in the last place, each way at random."""
     generator = torch.Generator().manual_seed(0)
     moved = dict(kwargs)
     for name, value in kwargs.items():
@@ -169,6 +175,14 @@ def _errors(found: Gradients, eager: Gradients, exact: Gradients) -> dict[str, A
         "element": max(by_element.values()),
         "loss": float(found["loss"]),
         "loss_error": loss,
+    }
+
+
+def _meaning(worst: str, moved: Gradients, eager: Gradients, exact: Gradients) -> dict[str, Any]:
+    largest = max(float(torch.linalg.vector_norm(true)) for true in exact.values())
+    return {
+        "worst_size": float(torch.linalg.vector_norm(exact[worst])) / largest,
+        "worst_moved": _quotients(moved, eager, exact, torch.linalg.vector_norm)[worst],
     }
 
 
