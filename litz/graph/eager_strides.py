@@ -76,6 +76,36 @@ def _indexed(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return compute_elementwise_output_strides(*operands)
 
 
+def _transform(sizes: Sequence[Any], strides: Sequence[Any], dims: Sequence[int]) -> list[Any]:
+    """Strides of a Fourier transform over those dimensions, of a tensor that lies like that, by MKL: the transformed
+    dimensions inside, as they are given, the others around them as they lay."""
+    others = sorted((d for d in range(len(sizes)) if d not in dims), key=lambda d: strides[d], reverse=True)
+    found, step = [0] * len(sizes), 1
+    for d in reversed([*others, *dims]):
+        found[d], step = step, step * sizes[d]
+    return found
+
+
+def _fourier(kind: str) -> Rule:
+    """The fakes of torch 2.11 have the dimensions in another order."""
+
+    def rule(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        x, dims = args[0], [d % args[0].dim() for d in args[1]]
+        if x.device.type != "cpu" or not dims or not torch.backends.mkl.is_available():
+            return result.stride()
+        strides = x.stride()
+        sort = lambda some: sorted(some, key=lambda d: strides[d], reverse=True)  # noqa: E731
+        if kind == "complex to complex":
+            return _transform(result.shape, strides, sort(dims))
+        if kind == "real to complex":
+            return _transform(result.shape, strides, [*sort(dims[:-1]), dims[-1]])
+        if len(dims) > 1:
+            strides = _transform(x.shape, strides, sort(dims[:-1]))
+        return _transform(result.shape, strides, dims[-1:])
+
+    return rule
+
+
 def _threshold_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """The input comes first, and then its gradient."""
     return result.stride() if _plain(args, result) else _iterated((args[1], args[0]), result)
@@ -106,6 +136,9 @@ _RULES: dict[Any, Rule] = {
         "reflection_pad3d",
     ),
     **_table(_rolled, "roll"),
+    aten._fft_c2c.default: _fourier("complex to complex"),
+    aten._fft_r2c.default: _fourier("real to complex"),
+    aten._fft_c2r.default: _fourier("complex to real"),
     aten.index.Tensor: _indexed,
     aten._unsafe_index.Tensor: _indexed,
     **_table(
@@ -139,9 +172,14 @@ def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     )
 
 
+def rule_of(func: Any) -> Rule | None:
+    """How an operator lays out its result, where there is a rule for that operator alone."""
+    return _RULES.get(func)
+
+
 def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...] | None:
     """The strides that eager gives the result, where the fake has others."""
-    rule = _RULES.get(func)
+    rule = rule_of(func)
     if rule is None:
         if torch.Tag.pointwise not in func.tags and func not in _ITERATED:
             return None

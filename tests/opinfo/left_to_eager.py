@@ -66,7 +66,11 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "symbolic": {"as_strided": _STORAGE, "as_strided_scatter": _STORAGE, "geqrf": _DYNAMO, **_OF_DYNAMO},
+    "symbolic": {
+        **dict.fromkeys(("as_strided", "as_strided_copy", "as_strided_scatter"), _STORAGE),
+        "geqrf": _DYNAMO,
+        **_OF_DYNAMO,
+    },
 }
 # The same for operators of which the first sample is compiled, and others are not.
 _WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
@@ -78,6 +82,7 @@ SOME_LEFT: dict[str, dict[str, str]] = {
         "as_strided.partial_views": _STORAGE,
         "nn.functional.linear_cross_entropy.chunked": _WARNS,
         "nn.functional.linear_cross_entropy.chunked_none": _WARNS,
+        "repeat_interleave": _DYNAMO,  # by a tensor of counts
     },
 }
 
