@@ -22,7 +22,7 @@ aten = torch.ops.aten
 @lowers(aten.gelu_backward.default)
 def gelu_backward(b: Builder, node: fx.Node, grad: View, x: View, approximate: str = "none") -> View:
     def exact(body: Body, g: Val, v: Val) -> Val:
-        below = (body.apply("erf", v * math.sqrt(0.5)) + 1) * 0.5
+        below = body.apply("normal_cdf", v)
         density = body.apply("exp", v * v * -0.5) * (1 / math.sqrt(2 * math.pi))
         return g * (below + v * density)
 

@@ -389,7 +389,7 @@ def gelu(b: Builder, node: fx.Node, x: View, approximate: str = "none") -> View:
         if approximate == "tanh":
             inner = (v + v * v * v * 0.044715) * math.sqrt(2 / math.pi)
             return v * 0.5 * (body.apply("tanh", inner) + 1)
-        return v * 0.5 * (body.apply("erf", v * math.sqrt(0.5)) + 1)
+        return v * body.apply("normal_cdf", v)
 
     return elementwise(b, node, formula, x)
 

@@ -162,6 +162,37 @@ def _erf(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("olt", size, m.c(0.92)), near, far)
 
 
+_LOG2_OF_TAIL = (
+    -1.0, -1.1511048078536987, -0.45921579003334045, -0.05245717614889145, 0.006974303629249334,
+    -3.03442902804818e-05, -0.00025723554426804185, 6.58025819575414e-05, -7.934743734949734e-06,
+    3.9608877955288335e-07,
+)  # fmt: skip
+_EXP2 = (
+    1.0, 0.6931471824645996, 0.24022652208805084, 0.05550327152013779, 0.009617994539439678, 0.001340043148957193,
+    0.00015478022396564484,
+)  # fmt: skip
+_NO_TAIL = 5.65  # where it is less than half of a unit in the last place of 1
+
+
+def _normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
+    # The tail on the side of x, 2**t(|x|), with t its logarithm; the other side is what is left of 1.
+    x = args[0]
+    if m.dtype == "f64":
+        scaled = m.i("fmul", x, m.c(pymath.sqrt(0.5)))
+        erf = sleef(m.w, "erf", "u10", [Operand(scaled, m.dtype, m.lanes)]).text
+        return m.i("fmul", m.i("fadd", erf, m.c(1.0)), m.c(0.5))
+    size = m.fabs(x)
+    beyond = m.cmp("ogt", size, m.c(_NO_TAIL))
+    t = m.horner(m.select(beyond, m.c(_NO_TAIL), size), _LOG2_OF_TAIL)
+    n = m.w.intrinsic("llvm.roundeven", m.t, t)
+    fraction = m.horner(m.i("fsub", t, n), _EXP2)
+    whole = m.cast("fptosi", n, m.t, m.int_t)
+    power = m.i("shl", m.i("add", whole, m.c(127, "i32"), m.int_t), m.c(23, "i32"), m.int_t)
+    tail = m.i("fmul", fraction, m.cast("bitcast", power, m.int_t, m.t))
+    tail = m.select(beyond, m.c(0.0), tail)
+    return m.select(m.cmp("ogt", x, m.c(0.0)), m.i("fsub", m.c(1.0), tail), tail)
+
+
 def _asinh(m: Arithmetic, args: Sequence[str]) -> str:
     x = args[0]
     near = sleef(m.w, "asinh", "u10", [Operand(x, m.dtype, m.lanes)]).text
@@ -355,6 +386,7 @@ def _shr(m: Arithmetic, args: Sequence[str]) -> str:
 
 _INLINE: dict[str, Inline] = {
     "exp": _exp, "log": _log, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "rsqrt": _rsqrt,
+    "normal_cdf": _normal_cdf,
     "asinh": _asinh, "acosh": _acosh, "scaleb": _scaleb,
     "reciprocal": _reciprocal, "trunc_div": _trunc_div, "fmod": _fmod, "remainder": _remainder, "max": _max,
     "floor_div": _floor_div, "abs": _abs, "sign": _sign, "signbit": _signbit, "where": _where, "not": _not,
