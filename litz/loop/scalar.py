@@ -83,6 +83,10 @@ def _libm(function: Callable[[float], float], pole: float = math.nan) -> Callabl
     return np.vectorize(one, otypes=[np.float64])
 
 
+def _normal_cdf(x: float) -> float:
+    return 0.5 * math.erfc(-x * math.sqrt(0.5))
+
+
 def _floor_divide(a, b):
     if np.asarray(a).dtype.kind != "f":
         return np.floor_divide(a, np.where(np.asarray(b) == 0, 1, b))
@@ -213,7 +217,7 @@ _ROWS = (
     # probability
     _float1("erf", _libm(math.erf), "inline erf", "tl.erf({a})", 16),
     _float1("erfc", _libm(math.erfc), "sleef erfc u15", "libdevice.erfc({a})", 30),
-    _float1("normal_cdf", _libm(lambda x: 0.5 * math.erfc(-x * math.sqrt(0.5))), "inline normal_cdf", "0.5 * (1 + tl.erf({a} * 0.7071067811865476))", 14),
+    _float1("normal_cdf", _libm(_normal_cdf), "inline normal_cdf", "0.5 * (1 + tl.erf({a} * 0.7071067811865476))", 14),
     _float1("lgamma", _libm(math.lgamma, pole=math.inf), "sleef lgamma u10", "libdevice.lgamma({a})", 40, ((0.3,), (1.0,), (7.25,), (-2.5,))),
     _float1("sigmoid", lambda a: 1 / (1 + np.exp(-a)), "inline sigmoid", "tl.sigmoid({a})", 16),
 )  # fmt: skip

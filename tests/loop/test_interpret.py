@@ -282,6 +282,7 @@ MEANING: dict[str, Callable] = {
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
     "cast": lambda a: a,
+    "normal_cdf": torch.special.ndtr,
     "scaleb": lambda a, b: torch.ldexp(a, b.nan_to_num(0).clamp(-5000, 5000).int()) + torch.where(b.isnan(), b, -0.0),
 }
 SPECIAL = (0.0, -0.0, 1.0, -1.5, 2.5, float("inf"), float("-inf"), float("nan"))

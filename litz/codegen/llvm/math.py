@@ -162,6 +162,8 @@ def _erf(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("olt", size, m.c(0.92)), near, far)
 
 
+# Minimax polynomials: the binary logarithm of the normal distribution's tail for 0 <= x <= 5.65, where it matters most
+# near 0 (weighted by the tail), and 2**x for |x| <= 1/2.
 _LOG2_OF_TAIL = (
     -1.0, -1.1511048078536987, -0.45921579003334045, -0.05245717614889145, 0.006974303629249334,
     -3.03442902804818e-05, -0.00025723554426804185, 6.58025819575414e-05, -7.934743734949734e-06,
