@@ -6,6 +6,7 @@ In: a benchmark module and its arguments. Out: the JSON object it printed on its
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,17 @@ def stand_in_warning() -> str:
     return f"NOTE: LITZ_BENCH_BACKEND is set: every figure called litz below is of the backend {litz_backend()!r}.\n\n"
 
 
+@lru_cache(maxsize=1)
+def as_installed() -> None:
+    """Litz's bytecode, which an installation writes as it did torch's, also where Python is told to write none."""
+    compileall.compile_dir(str(ROOT / "litz"), quiet=2)
+
+
 def in_fresh_process(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None, limit: float = TIMEOUT_SECONDS
 ) -> dict[str, Any]:
     """Runs `python -m module arguments…` and returns what it reports within `limit` seconds."""
+    as_installed()
     merged = {**os.environ, "OMP_NUM_THREADS": str(THREADS), **(environment or {})}
     try:
         done = subprocess.run(
