@@ -116,3 +116,16 @@ def test_a_float_that_changes():
             x, factor = torch.randn(4, 8), 0.1 + number
             torch.testing.assert_close(compiled(x, factor), (x.sin() * factor + 1).relu())
     assert len(graphs) == 2 and not litz.last_report().notes
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_a_dropout_that_is_off_gives_back_its_tensor(p: float, training: bool, dynamic: bool) -> None:
+    x = torch.empty_strided((5, 5), (10, 2)).normal_()
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda t: (torch.nn.functional.dropout(t, p, training), t + 1), backend="litz", dynamic=dynamic
+    )
+    assert compiled(x)[0] is x
+    with pytest.raises(Exception, match="probability has to be between 0 and 1"):
+        torch.compile(lambda t: torch.nn.functional.dropout(t, 1.5, False), backend="litz", dynamic=dynamic)(x)

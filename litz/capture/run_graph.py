@@ -50,6 +50,8 @@ def _run(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder |
             named = fx.node.map_arg(node.kwargs, env.__getitem__)
             if node.target is checkpointed:
                 env[node] = _run_region(given[0], given[1:], recorder)
+            elif node.target in _DROPOUTS and (kept := _not_dropped(*given, **named)) is not None:
+                env[node] = kept
             elif node.op == "call_function":
                 env[node] = node.target(*given, **named)
             elif node.op == "call_method":
@@ -60,6 +62,17 @@ def _run(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder |
         for dead in last_use.get(node, ()):
             del env[dead]
     return None
+
+
+_DROPOUTS = (torch.dropout, torch.nn.functional.dropout)
+
+
+def _not_dropped(input: Any, p: Any = 0.5, train: Any = True, inplace: Any = False, training: Any = None) -> Any:
+    """The tensor that a dropout which is off gives back, itself, as in eager: behind the dispatcher in Python, where
+    sizes are symbols, it would be a copy. None where it is on, or refused."""
+    on = train if training is None else training
+    is_share = isinstance(p, (int, float, torch.SymFloat)) and bool(0 <= p <= 1)
+    return input if is_share and (on is False or bool(p == 0)) else None
 
 
 def _run_region(body: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,49 +10,71 @@ from typing import Any
 from litz.codegen.llvm.build import llvm, target_machine
 from litz.compat import openmp_library, torch_library
 from litz.errors import CompileError
+from litz.runtime.elf import ObjectFile
+from litz.runtime.load import Loaded, can_load
 from litz.target import Target
 
 # What every host function takes: the table of pointers, the workspace, the table of sizes, the error cell.
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
-@lru_cache(maxsize=1)
-def _linker() -> Any:
-    # Kernels call OpenMP's runtime and SLEEF; both are loaded already, and now LLVM can see them.
-    for path in (openmp_library(), torch_library()):
-        if path is not None:
-            llvm().load_library_permanently(path)
-    return llvm()
-
-
 class Code:
     """Machine code, alive as long as this object is."""
 
     def __init__(self, objects: Sequence[bytes], target: Target):
-        binding = _linker()
-        _check_symbols(objects, target)
-        # An engine is made of a module, and outlives the module's context unless that is the one of the process.
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target_machine(target))
-        for made in objects:
-            self._engine.add_object_file(binding.ObjectFileRef.from_data(made))
-        self._engine.finalize_object()
+        files = [ObjectFile(made) for made in objects]
+        _check_symbols(files, target)
+        self._code = Loaded(files, _address_of) if can_load(files) else _Engine(objects, target)
 
     def function(self, name: str, prototype: Any = HOST_FUNCTION) -> Any:
-        return prototype(self._engine.get_function_address(name))
+        return prototype(self._code.address(name))
 
     def address(self, name: str) -> int:
         """Of a function, or of a global."""
+        return self._code.address(name)
+
+
+class _Engine:
+    """LLVM's own loader, for other formats and processors. Its pieces of memory may lie too far apart from one another
+    for code that counts on 32 bits; it ends the process then."""
+
+    def __init__(self, objects: Sequence[bytes], target: Target):
+        # Kernels call OpenMP's runtime and SLEEF; both are loaded already, and now LLVM can see them.
+        for path in _libraries():
+            llvm().load_library_permanently(path)
+        # An engine is made of a module, and outlives the module's context unless that is the one of the process.
+        self._engine = llvm().create_mcjit_compiler(llvm().parse_assembly(""), target_machine(target))
+        for made in objects:
+            self._engine.add_object_file(llvm().ObjectFileRef.from_data(made))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
         return self._engine.get_function_address(name) or self._engine.get_global_value_address(name)
 
 
-def _check_symbols(objects: Iterable[bytes], target: Target) -> None:
-    """Whether the process has all that the code calls: LLVM's linker ends the process where a symbol is missing."""
+def _libraries() -> list[str]:
+    return [path for path in (openmp_library(), torch_library()) if path is not None]
+
+
+@lru_cache(maxsize=None)
+def _address_of(name: str) -> int:
+    """Of a function of this process; 0 if it has none of that name."""
+    for library in (*map(ctypes.CDLL, _libraries()), ctypes.CDLL(None)):
+        try:
+            return ctypes.cast(library[name], ctypes.c_void_p).value or 0
+        except AttributeError:
+            continue
+    return 0
+
+
+def _check_symbols(files: Iterable[ObjectFile], target: Target) -> None:
+    """Whether the process has all that the code calls."""
     wanted: set[str] = set()
     defined: set[str] = set()
-    for made in objects:
-        for name, is_defined in _symbols(made):
+    for file in files:
+        for name, is_defined in _symbols(file):
             (defined if is_defined else wanted).add(name)
-    missing = sorted(name for name in wanted - defined if not _linker().address_of_symbol(name))
+    missing = sorted(name for name in wanted - defined if not _address_of(name))
     if missing:
         raise CompileError(
             f"generated code for {target} calls {', '.join(missing)}, which this process does not have",
@@ -64,30 +85,14 @@ def _check_symbols(objects: Iterable[bytes], target: Target) -> None:
 
 def undefined_symbols(built: bytes) -> list[str]:
     """The names that an object file leaves to others."""
-    return [name for name, is_defined in _symbols(built) if not is_defined]
+    return [name for name, is_defined in _symbols(ObjectFile(built)) if not is_defined]
 
 
-def _symbols(built: bytes) -> list[tuple[str, bool]]:
-    """The names in an object file (64-bit ELF), and whether it defines them."""
-    if built[:5] != b"\x7fELF\x02":
+def _symbols(file: ObjectFile) -> list[tuple[str, bool]]:
+    """The names in an object file, and whether it defines them."""
+    if not file.is_elf:
         return []  # another system's format, whose own linker has to find out
-    (sections_at,) = struct.unpack_from("<Q", built, 0x28)
-    size, count = struct.unpack_from("<HH", built, 0x3A)
-    # Of each section: name, type, flags, address, offset, size, link, info, alignment, size of an entry.
-    sections = [struct.unpack_from("<IIQQQQIIQQ", built, sections_at + i * size) for i in range(count)]
-    found = []
-    for section in sections:
-        if section[1] != _SYMBOL_TABLE:
-            continue
-        at, length, strings = section[4], section[5], sections[section[6]][4]
-        for name, _, _, defined_in, _, _ in struct.iter_unpack("<IBBHQQ", built[at : at + length]):
-            if name:
-                start = strings + name
-                found.append((built[start : built.index(b"\0", start)].decode(), defined_in != 0))
-    return found
-
-
-_SYMBOL_TABLE = 2
+    return [(symbol.name, symbol.section != 0) for symbol in file.symbols if symbol.name]
 
 
 __all__ = ["HOST_FUNCTION", "Code", "undefined_symbols"]

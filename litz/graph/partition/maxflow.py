@@ -1,6 +1,7 @@
 """Maximum flow by Dinic's algorithm, and the minimum cut it proves.
 
-In: edges with integer capacities. Out: the set of vertices on the source's side.
+In: edges with integer capacities. Out: the set of vertices on the source's side, of several cuts the one nearest to
+the sink.
 """
 
 from __future__ import annotations
@@ -29,13 +30,22 @@ class FlowNetwork:
         self.room.append(0)
 
     def minimum_cut(self, source: int, sink: int) -> tuple[int, set[int]]:
-        """The flow's value, and the vertices still reachable from the source when it is maximal."""
+        """The flow's value, and the vertices from which the sink is out of reach when it is maximal."""
         total = 0
         while True:
             level = self._levels(source, sink)
             if level[sink] < 0:
-                return total, {v for v, at in enumerate(level) if at >= 0}
+                return total, set(range(len(self.edges))) - self._reaching(sink)
             total += self._blocking_flow(source, sink, level)
+
+    def _reaching(self, sink: int) -> set[int]:
+        found, todo = {sink}, [sink]
+        while todo:
+            for e in self.edges[todo.pop()]:
+                if self.room[e ^ 1] and self.head[e] not in found:
+                    found.add(self.head[e])
+                    todo.append(self.head[e])
+        return found
 
     def _levels(self, source: int, sink: int) -> list[int]:
         level = [-1] * len(self.edges)

@@ -213,6 +213,7 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
                 # Of what the caller sees, keeping it is no way to compute anything of the forward's again.
                 private = owner in sides.seen and not sides.reads_what_is_seen(user)
                 network.edge(inward[owner] if private else outward[owner], inward[user], INFINITE)
+    # Of cuts that keep as many bytes, the last: what it keeps is not computed again.
     value, reached = network.minimum_cut(source, sink)
     assert value < INFINITE, "the backward needs something that can be neither kept nor computed again"
     return [n for n in early if inward[n] in reached and outward[n] not in reached]

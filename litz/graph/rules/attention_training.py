@@ -113,10 +113,9 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
 
     def function(q: Any, k: Any, v: Any, *given: Any) -> Any:
         mask = dict(zip(names, given, strict=True))
-        q = q.reshape(as_given((*lead, queries, size)))
-        # The fused operator needs whole rows in memory.
+        q = _in_rows(q.reshape(as_given((*lead, queries, size))))
         k = k.transpose(-1, -2).reshape(as_given((*lead, keys, size))).contiguous()
-        v = v.reshape(as_given((*lead, keys, size)))
+        v = _in_rows(v.reshape(as_given((*lead, keys, size))))
         if "alike" in mask:
             q = zero_where(q, mask["alike"])
         if any_size:  # the operator itself: choosing it would ask the sizes questions
@@ -131,6 +130,12 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
         return out.reshape(as_given(result))
 
     return function, [*inputs, *parts.values()]
+
+
+def _in_rows(x: Any) -> Any:
+    """The fused operator reads whole rows of memory, and looks at no stride."""
+    step = x.stride(-1)
+    return x if isinstance(step, int) and step == 1 else x.contiguous()
 
 
 ATTENTION_TRAINING: Rules = (attention_training,)
