@@ -118,3 +118,15 @@ def test_views_require_grad_where_nothing_is_recorded(mode: Callable[[], Any], c
         wanted, found = views(x), torch.compile(views, backend="litz")(x)
     for a, b in zip(found, wanted, strict=True):
         assert (a.requires_grad, a.is_inference()) == (b.requires_grad, b.is_inference())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_memory_that_nobody_wrote_is_noticed_where_eager_fills_it(dtype: torch.dtype) -> None:
+    def made(x):
+        return torch.empty(4, dtype=dtype), torch.empty_like(x), x + 1
+
+    with switched(torch.use_deterministic_algorithms, True, False):
+        torch._dynamo.reset()
+        found = torch.compile(made, backend="litz")(torch.zeros(3, dtype=dtype))
+        for mine, eager in zip(found, made(torch.zeros(3, dtype=dtype)), strict=True):
+            torch.testing.assert_close(mine, eager, equal_nan=True)

@@ -153,3 +153,33 @@ def test_graphs_that_nobody_runs_leave_no_text_behind() -> None:
         return len(_loader.eval_cache) - before
 
     assert texts("litz") <= texts("eager")
+
+
+@torch.library.custom_op("litz_tests::kept", mutates_args=())
+def kept(x: torch.Tensor) -> torch.Tensor:
+    _KEPT.append(x)
+    return x.clone()
+
+
+@kept.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_KEPT: list[torch.Tensor] = []
+
+
+def test_what_an_operator_of_others_keeps_is_its_own() -> None:
+    """It may record what it is given, and memory of the arena is used again, and given back."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (kept((x * 2).sin()) + 1).cos().sum(0)
+
+    _KEPT.clear()
+    compiled = torch.compile(function, backend="litz")
+    inputs = [torch.randn(64, 64) for _ in range(3)]
+    for x in inputs:
+        compiled(x)
+    for x, seen in zip(inputs, _KEPT, strict=True):
+        torch.testing.assert_close(seen, (x * 2).sin())
+    _KEPT.clear()

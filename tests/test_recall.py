@@ -356,3 +356,29 @@ def test_the_same_program_is_the_same_code_whatever_was_compiled_before(tmp_path
     assert last[key] == alone[key] and middle[key] == alone[key]
     shared = last.keys() & middle.keys()
     assert len(shared) == 3 and all(last[k] == middle[k] for k in shared)
+
+
+# -- functions of torch's that were replaced ---------------------------------------------------------
+def _ten_times(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return 10 * function(*args, **kwargs)
+
+    return replaced
+
+
+@pytest.mark.parametrize(("home", "name"), [(F, "relu"), (torch, "sin"), (F, "scaled_dot_product_attention")])
+def test_what_was_replaced_is_not_kept_for_others(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> None:
+    """A wrapper says that it is what it wraps; and functions of torch's call others by their names."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return attention(torch.sin(x), x, F.relu(x), need_weights=False)[0]
+
+    x = torch.randn(2, 3, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(home, name, _ten_times(getattr(home, name)))
+        torch.testing.assert_close(compiled(called)(x), called(x))
+        assert "was replaced" in str(litz.last_report().cache)
+    torch.testing.assert_close(compiled(called)(x), called(x))
+    assert not was_recalled()

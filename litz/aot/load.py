@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Loaded:
         self.package, self.level, self.name = package, level, name
         self._arguments = pytree.treespec_loads(package.arguments_form)
         self._outputs = None if package.outputs_form is None else pytree.treespec_loads(package.outputs_form)
+        self._positional = list(self._names_by_position())
         self._run = bind(level, None, self._refuse)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,16 +76,31 @@ class Loaded:
         return tuple(results) if self._outputs is None else pytree.tree_unflatten(results, self._outputs)
 
     def _flat(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        for name in self._positional[len(args) :]:
+            if name is None or name not in kwargs:
+                break
+            args = (*args, kwargs.pop(name))
         names = self._arguments.child(1).context
         unknown = [name for name in kwargs if name not in names]
         missing = [name for name in names if name not in kwargs]
         if unknown or missing:
             told = f"there is no argument {unknown[0]!r}" if unknown else f"the argument {missing[0]!r} is missing"
+            if unknown and unknown[0] in self._positional:
+                twice = unknown[0] in self._positional[: len(args)]
+                told = f"{unknown[0]!r} is given twice"
+                told = told if twice else f"the argument {self._positional[len(args)]!r} is missing"
             raise CallError(f"{self.name}: {told}; it was compiled for {self.signature}")
         flat, form = pytree.tree_flatten(_in_order((args, {name: kwargs[name] for name in names}), self._arguments))
         if form != self._arguments:
             raise CallError(f"{self.name}: its arguments come otherwise than it was compiled for: {self.signature}")
         return flat
+
+    def _names_by_position(self) -> Iterator[str | None]:
+        """The names of arguments that were given by their position; None of one that is not a single value."""
+        leaves = iter(self.package.arguments)
+        for child in self._arguments.child(0).children():
+            names = [next(leaves).name for _ in range(child.num_leaves)]
+            yield names[0] if child.is_leaf() else None
 
     @property
     def signature(self) -> str:

@@ -10,25 +10,28 @@ Entries are named finely, so that a miss can say what changed: an operator, a nu
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
+import typing_extensions
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.capture.modes import modes_now
 from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
+from litz.loop.operator import TORCHS_OWN
 from litz.ops.sizes import roughly
 from litz.options import Options
 from litz.source import source_digest
 from litz.target import Target
 
-_TORCHS_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler")
 _MODULES = ("torch", "operator", "_operator", "builtins", "math", "litz")  # whose versions are in the key
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -43,6 +46,7 @@ def key_entries(
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")
     _refuse_kernels_of_others()
+    _refuse_functions_of_others()
     spelling = _Spelling()
     nodes = spelling.graph(graph_module)
     entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
@@ -124,7 +128,7 @@ def _named(function: Any) -> str:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
         namespace = name.partition("::")[0]
-        if namespace not in _TORCHS_OWN or (namespace == "aten" and name.partition(".")[0] in torch.library._defs):
+        if namespace not in TORCHS_OWN or (namespace == "aten" and name.partition(".")[0] in torch.library._defs):
             raise Uncacheable(f"{function} is not an operator of torch's own")
         return str(function)
     if isinstance(function, torch._ops.HigherOrderOperator):
@@ -144,9 +148,26 @@ def _method(name: str) -> str:
 
 
 def _is_of_torch(function: Any) -> bool:
-    """Whether it says that it comes from torch, Python or Litz: another may lie in their modules."""
+    """Whether it comes from torch, Python or Litz: another may lie in their modules, and say that it is of theirs."""
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch.Tensor).__module__
-    return module.partition(".")[0] in _MODULES
+    return module.partition(".")[0] in _MODULES and _is_written_there(function)
+
+
+def _is_written_there(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is None or _is_ours(code.co_filename)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_ours(file: str) -> bool:
+    """Whether a file is torch's, Litz's or Python's own; text that was never in a file is believed."""
+    if file.startswith((*_FOLDERS, "<")):
+        return True
+    return file.startswith(sysconfig.get_paths()["stdlib"]) and "-packages" not in file
+
+
+# `deprecated` of the last is around some of torch's.
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(typing_extensions.__file__))
 
 
 def _place_of(function: Any) -> str | None:
@@ -183,6 +204,14 @@ def _refuse_kernels_of_others() -> None:
     for entry in torch.library._impls:
         if entry.startswith("aten/") and entry.rpartition("/")[2] not in _ELSEWHERE:
             raise Uncacheable(f"{entry.split('/')[1]} was given a kernel by Python code of this process")
+
+
+def _refuse_functions_of_others() -> None:
+    """A function of torch's may have been replaced, and others of torch's call it by its name."""
+    for home in (torch.nn.functional, torch, torch.Tensor, torch.functional):
+        for name, held in vars(home).items():
+            if isinstance(held, FunctionType) and not _is_ours(held.__code__.co_filename):
+                raise Uncacheable(f"{home.__name__}.{name} was replaced by code of this process")
 
 
 # torch itself registers such ones.

@@ -21,6 +21,7 @@ class Modes(NamedTuple):
     forward_mode: int  # the level of forward-mode differentiation that is open
     default_dtype: torch.dtype
     deterministic: int  # 1: what is not warns, 2: it raises
+    fills: bool  # memory that would be undefined, then
     attention: tuple[bool, bool]  # whether it may be computed in one, or must not be in parts
     library: bool  # whether oneDNN may be called
     precision: str  # of products in float32
@@ -38,7 +39,7 @@ class Modes(NamedTuple):
                 if enabled or torch.is_autocast_enabled(device):
                     cached = self.casts_once
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cached))
-            values = (self.default_dtype, self.deterministic, *self.attention, self.library, self.precision)
+            values = (self.default_dtype, self.deterministic, self.fills, *self.attention, self.library, self.precision)
             for (ask, change), value in zip(_OF_THE_PROCESS, values, strict=True):
                 found = ask()
                 if found != value:
@@ -54,7 +55,7 @@ class Modes(NamedTuple):
             "mode.autocast": ", ".join((*autocast, f"once {self.casts_once}")),
             "mode.forward": str(self.forward_mode),
             "mode.default": f"{self.default_dtype} {torch.get_default_device()}",
-            "mode.deterministic": str(self.deterministic),
+            "mode.deterministic": f"{self.deterministic}, fills {self.fills}",
             "mode.attention": str(self.attention),
             "mode.library": f"{self.library} {self.precision}",
         }
@@ -69,7 +70,7 @@ def modes_now() -> Modes:
     return Modes(
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_now(),
         torch.is_autocast_cache_enabled(), torch.autograd.forward_ad._current_level, torch.get_default_dtype(),
-        torch.get_deterministic_debug_mode(),
+        torch.get_deterministic_debug_mode(), torch._C._get_deterministic_fill_uninitialized_memory(),
         (torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()),
         torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(),
     )  # fmt: skip
@@ -79,6 +80,10 @@ def modes_now() -> Modes:
 _OF_THE_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+    ),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),

@@ -27,7 +27,7 @@ from litz.errors import CompileError, OptionError
 from litz.loop.ir import View
 from litz.options import Options
 from litz.runtime.artifact import Artifact
-from litz.runtime.cache import cache_of, write_whole
+from litz.runtime.cache import cache_of, note_use, write_whole
 from litz.runtime.container import pack, unpack
 from litz.runtime.encode import Unreadable, register
 from litz.target import Target, detect
@@ -80,7 +80,7 @@ def described(op: torch._ops.OpOverload) -> Description:
 def folder() -> Path:
     """Where operators are kept: in the cache; where there is none, for as long as the process lives."""
     cache = cache_of(os.environ)
-    return _own_folder() if cache is None else cache.folder / "eager"
+    return _own_folder() if cache is None else cache.operators
 
 
 @lru_cache(maxsize=1)
@@ -107,6 +107,7 @@ def read(description: Description, entry: Entry) -> Boxed | None:
         found = unpack((description.folder / entry.file).read_bytes())
     except (OSError, Unreadable):
         return None
+    note_use(description.folder / entry.file)
     return found if isinstance(found, Boxed) and found.given == entry.given else None
 
 

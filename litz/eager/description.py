@@ -49,7 +49,8 @@ class Description:
     def add(self, entry: Entry) -> None:
         """In place of one for the same arguments."""
         with self._locked():
-            kept = [e for e in self.entries() if (e.given, e.made_for) != (entry.given, entry.made_for)]
+            others = [e for e in self.entries() if (e.given, e.made_for) != (entry.given, entry.made_for)]
+            kept = [e for e in others if (self.folder / e.file).exists()]  # others were deleted to make room
             written = [_written(e) for e in [*kept, entry]]
             whole = {"operator": self.operator, "device": self.device, "entries": written}
             write_whole(self.path, (json.dumps(whole, indent=1) + "\n").encode())

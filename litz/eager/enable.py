@@ -87,10 +87,10 @@ class _Enabled:
 
     # -- code for arguments ------------------------------------------------------------------------
     def _read(self) -> None:
-        """Whatever is there for this processor."""
+        """Whatever is there for this processor: the latest, and there is room for as many again."""
         description, wanted = described(self.op), key_of(self.options)
-        for entry in description.entries():
-            if entry.made_for == wanted and entry.given not in self._known:
+        for entry in [entry for entry in description.entries() if entry.made_for == wanted][-MOST // 2 :]:
+            if entry.given not in self._known:
                 boxed = read(description, entry)
                 if boxed is not None:
                     self._add(boxed)

@@ -29,6 +29,8 @@ class NotGiven(Exception):
 
 def find(name: str) -> torch._ops.OpOverload:
     """`"aten::gelu"`, `"aten::mul.Tensor"`: the operator, if it can be enabled."""
+    if not isinstance(name, str):
+        raise OptionError(f'an operator is given by its name, such as "aten::gelu", and this is {name!r:.60}')
     namespace, _, rest = name.partition("::")
     short, _, overload = rest.partition(".")
     try:
@@ -110,6 +112,8 @@ def _value(kind: str, value: Any) -> Any:
         if name not in SCALAR_TYPE:
             raise NotGiven(f"the type {value}")
         return SCALAR_TYPE[name]
+    if isinstance(value, float) and value != value:
+        raise NotGiven("a number that is none, which equals nothing it could be found by")
     return {"int": int, "bool": bool, "float": float, "str": str}[kind](value)
 
 

@@ -9,6 +9,8 @@ import torch
 
 from litz.errors import CallError
 
+TORCHS_OWN = frozenset(("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler"))  # namespaces
+
 
 class OperatorName(NamedTuple):
     namespace: str
@@ -46,4 +48,4 @@ def returns_view(target: object) -> bool:
     return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
 
 
-__all__ = ["OperatorName", "operator_named", "returns_view", "taken_apart"]
+__all__ = ["TORCHS_OWN", "OperatorName", "operator_named", "returns_view", "taken_apart"]

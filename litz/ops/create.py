@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,29 @@ def filled(b: Builder, node: fx.Node, value: Any) -> View:
     return b.pointwise(node.meta["val"], lambda body, point: body.const(value, dtype))
 
 
-# What `empty` leaves undefined is zero here: a step that never writes would leave the buffer unwritten.
 @lowers(
-    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
-    aten.empty_like.default, aten.empty_strided.default, aten.empty_permuted.default, aten.new_empty.default,
-    aten.new_empty_strided.default, aten.zero.default, aten._efficientzerotensor.default,
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default,
+    aten._efficientzerotensor.default,
 )  # fmt: skip
 def zeros(b: Builder, node: fx.Node, *_: Any, **__: Any) -> View:
     return filled(b, node, 0)
+
+
+@lowers(
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.empty_permuted.default,
+    aten.new_empty.default, aten.new_empty_strided.default,
+)  # fmt: skip
+def empty(b: Builder, node: fx.Node, *_: Any, **__: Any) -> View:
+    """What eager leaves undefined is zero here: a step that never writes would leave the buffer unwritten. Where eager
+    is to be deterministic, it fills the tensor with what will be noticed."""
+    noticed = torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()
+    return filled(b, node, _noticed(node.meta["val"].dtype) if noticed else 0)
+
+
+def _noticed(dtype: torch.dtype) -> Any:
+    if dtype.is_floating_point:
+        return math.nan
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)

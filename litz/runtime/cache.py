@@ -32,7 +32,8 @@ from litz.runtime.container import pack, unpack
 from litz.runtime.encode import Unreadable
 
 MOST_BYTES = 4 << 30
-KINDS = ("function", "backward", "kernel", "operator")
+OPERATOR = "operator"
+KINDS = ("function", "backward", "kernel", OPERATOR)
 _VERSION = "1"  # of the folder's own layout
 _LEFT_BEHIND = 3600.0  # seconds after which a file that was never moved to its place is nobody's
 _FRESH = 600.0  # seconds during which another use of a value need not be noted
@@ -87,7 +88,7 @@ class Cache:
         except Unreadable:
             _discard(path)  # it is made anew, and stored in its place
             return None
-        _note_use(path)
+        note_use(path)
         return value
 
     def store(self, kind: str, key: str, value: Any, entries: Mapping[str, str] | None = None) -> None:
@@ -114,16 +115,27 @@ class Cache:
         return _nearest(_entries_beside(asked.path), others)
 
     def path(self, kind: str, key: str) -> Path:
+        if kind == OPERATOR:
+            return self.operators / f"{key}.litz"
         return self.folder / _VERSION / kind / key[:2] / f"{key[2:]}.litz"
 
+    @property
+    def operators(self) -> Path:
+        """Code of operators called one by one; descriptions beside it say which is for what."""
+        return self.folder / "eager"
+
     def files(self, kind: str = "*") -> Iterator[Found]:
-        for path in (self.folder / _VERSION).glob(f"{kind}/*/*.litz"):
+        paths = list((self.folder / _VERSION).glob(f"{kind}/*/*.litz"))
+        paths += self.operators.glob("*.litz") if kind in ("*", OPERATOR) else ()
+        for path in paths:
             try:
                 about = path.stat()
             except OSError:
                 continue  # another process has deleted it
-            key, made = path.parts[-2] + path.stem, _made(path, about)
-            yield Found(path, path.parts[-3], key, about.st_size, about.st_mtime, made)
+            is_operator = path.parent == self.operators
+            key = path.stem if is_operator else path.parts[-2] + path.stem
+            found = OPERATOR if is_operator else path.parts[-3]
+            yield Found(path, found, key, about.st_size, about.st_mtime, _made(path, about))
 
     def trim(self) -> None:
         """Delete the least recently used until what is left fits, and what killed processes left behind."""
@@ -142,8 +154,8 @@ class Cache:
                 continue
 
     def export(self, file: Path) -> int:
-        """All values as one file; how many."""
-        files = list(self.files())
+        """All values but those of operators, as one file; how many."""
+        files = [found for found in self.files() if found.kind != OPERATOR]  # useless without their descriptions
         held = []
         for found in files:
             beside = found.path.with_suffix(".json")
@@ -242,7 +254,7 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def _note_use(path: Path) -> None:
+def note_use(path: Path) -> None:
     try:
         if time.time() - path.stat().st_mtime > _FRESH:
             os.utime(path)
@@ -297,4 +309,4 @@ def _say_once(text: str) -> None:
         tell(text)
 
 
-__all__ = ["MOST_BYTES", "Cache", "Difference", "Found", "cache_of", "write_whole"]
+__all__ = ["MOST_BYTES", "Cache", "Difference", "Found", "cache_of", "note_use", "write_whole"]

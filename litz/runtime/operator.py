@@ -15,7 +15,7 @@ from litz.errors import CallError
 from litz.loop.dtype import to_torch
 from litz.loop.expr import Expr
 from litz.loop.ir import Call, Number, View
-from litz.loop.operator import operator_named
+from litz.loop.operator import TORCHS_OWN, operator_named, taken_apart
 from litz.schedule.lifetimes import writes_in_place
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ class Operator:
         # A result that may be a window on arena memory is copied: the arena does not know of it.
         buffers = executable.plan.buffers
         self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
+        # Whatever else it does, it may keep what it is given beyond the call, and memory of the arena is only lent.
+        self.gives = taken_apart(call.target).namespace not in TORCHS_OWN
+        self.writes = {a.name for a in own if a.alias_info is not None and a.alias_info.is_write}
+        self.names = [a.name for a in own]
 
     def __call__(self, frame: Frame) -> None:
         executable, call = self.executable, self.call
-        args = [self._argument(frame, a) for a in call.args]
-        kwargs = {k: self._argument(frame, v) for k, v in call.kwargs}
+        args = [self._argument(frame, a, self.names[i]) for i, a in enumerate(call.args)]
+        kwargs = {k: self._argument(frame, v, k) for k, v in call.kwargs}
         if self.into_arena:
             (result,) = call.results
             assert result is not None
@@ -69,14 +73,20 @@ class Operator:
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
 
-    def _argument(self, frame: Frame, arg: Any) -> Any:
+    def _argument(self, frame: Frame, arg: Any, name: str) -> Any:
         if isinstance(arg, View):
-            return self.executable.tensor(frame, arg)
+            tensor = self.executable.tensor(frame, arg)
+            lent = arg.buffer not in frame.tensors
+            return _own(tensor) if self.gives and lent and name not in self.writes else tensor
         if isinstance(arg, tuple):
-            return [self._argument(frame, a) for a in arg]
+            return [self._argument(frame, a, name) for a in arg]
         if isinstance(arg, Expr):
             return arg.at(frame.sizes)
         return frame.sizes[arg.name] if isinstance(arg, Number) else arg
+
+
+def _own(lent: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(lent.shape, lent.stride(), dtype=lent.dtype, device=lent.device).copy_(lent)
 
 
 def _dtype(view: View) -> torch.dtype:

@@ -100,9 +100,7 @@ def test_dimensions_vary_within_their_bounds(tmp_path: Path, suffix: str) -> Non
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)).eval()
     batch = torch.export.Dim("batch", min=2, max=64)
-    file = litz.aot_compile(
-        model, (torch.randn(4, 8),), path=tmp_path / f"m{suffix}", dynamic_shapes=({0: batch},)
-    )
+    file = litz.aot_compile(model, (torch.randn(4, 8),), path=tmp_path / f"m{suffix}", dynamic_shapes=({0: batch},))
     loaded = litz.load(file)
     for rows in (2, 5, 64):
         x = torch.randn(rows, 8)
@@ -326,3 +324,21 @@ def test_tied_weights_are_one_tensor_in_a_library_too(tmp_path: Path) -> None:
 def test_sizes_that_depend_on_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(litz.LitzError, match="depends on data"):
         litz.aot_compile(lambda x: x.nonzero(), (torch.randn(4),), path=tmp_path / "m.litz")
+
+
+def test_arguments_by_position_may_be_given_by_name(tmp_path: Path) -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 + y
+
+    x, y = torch.randn(4, 8), torch.randn(8)
+    loaded = litz.load(litz.aot_compile(Sum(), (x, y), path=tmp_path / "sum.litz"))
+    for found in (loaded(x, y), loaded(x, y=y), loaded(x=x, y=y), loaded(y=y, x=x)):
+        assert torch.equal(found, x * 2 + y)
+    for args, kwargs, why in (
+        ((x,), {"x": x}, "'x' is given twice"),
+        ((), {"y": y}, "'x' is missing"),
+        ((x,), {"z": y}, "no argument 'z'"),
+    ):
+        with pytest.raises(CallError, match=why):
+            loaded(*args, **kwargs)

@@ -18,6 +18,9 @@ import torch.nn.functional as F
 
 import litz
 import litz.eager
+from litz.codegen.llvm.boxed import MOST
+from litz.errors import OptionError
+from litz.runtime.cache import Cache
 
 OPERATORS: dict[str, Any] = {
     "aten::gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -243,3 +246,44 @@ def test_a_function_of_the_callers_is_not_what_enable_uses() -> None:
         torch.testing.assert_close(F.mish(x), expected)
     finally:
         litz.eager.disable()
+
+
+def test_a_number_that_is_none_is_not_compiled_for(_own_folder: Path) -> None:
+    """It equals nothing, not even itself, and so is never found again."""
+    litz.eager.enable("aten::nan_to_num")
+    for _ in range(3):
+        assert torch.nan_to_num(torch.tensor([1.0, float("nan")]), nan=float("nan")).isnan().tolist() == [False, True]
+    assert litz.eager.enabled() == {"aten::nan_to_num": 0}
+    assert not list(_own_folder.glob("eager/*.litz"))
+
+
+def test_the_cache_knows_of_operators(_own_folder: Path) -> None:
+    litz.eager.enable("aten::silu")
+    F.silu(torch.randn(5))
+    cache = Cache(_own_folder)
+    assert [found.kind for found in cache.files("operator")] == ["operator"]
+    assert cache.clear() >= 1
+    assert not list(_own_folder.glob("eager/*.litz"))
+    litz.eager.disable()
+    litz.eager.enable("aten::silu")
+    assert litz.eager.enabled() == {"aten::silu": 0}
+    F.silu(torch.randn(5))
+    assert litz.eager.enabled() == {"aten::silu": 1}
+
+
+def test_earlier_processes_leave_room(_own_folder: Path) -> None:
+    litz.eager.enable("aten::neg")
+    for length in range(1, MOST + 1):
+        torch.neg(torch.ones(length))
+    litz.eager.disable()
+    litz.eager.enable("aten::neg")
+    assert litz.eager.enabled() == {"aten::neg": MOST // 2}
+    torch.neg(torch.ones(MOST + 1))  # new
+    torch.neg(torch.ones(1))  # kept, and not read at once
+    assert litz.eager.enabled() == {"aten::neg": MOST // 2 + 2}
+
+
+@pytest.mark.parametrize("name", [["aten::gelu"], 3, None])
+def test_operators_are_given_by_name(name: Any) -> None:
+    with pytest.raises(OptionError, match="by its name"):
+        litz.eager.enable(name)

@@ -102,6 +102,31 @@ def test_attention_in_training() -> None:
     assert "attention_training" in fired and guards == 0
 
 
+def over_positions(q, k, v):
+    return torch.softmax(q.mT @ k, -1) @ v.mT
+
+
+def shared(x, w, _):
+    return torch.softmax(x @ w, -1) @ w.mT
+
+
+@pytest.mark.parametrize("attend", [over_positions, shared])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_attention_in_training_over_what_does_not_lie_in_rows(attend: Any, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    mine = torch.compile(attend, backend="litz", dynamic=dynamic)
+    for length in (6, 9, 17):
+        inputs = [torch.randn(2, 8, length, requires_grad=True) for _ in range(3)]
+        if attend is shared:
+            inputs[0] = torch.randn(2, length, 8, requires_grad=True)
+        wanted = inputs if attend is over_positions else inputs[:2]
+        results = []
+        for run in (mine, attend):
+            result = run(*inputs)
+            results.append([result, *torch.autograd.grad(result.sin().sum(), wanted)])
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
 def swish(x, beta):
     return x * torch.sigmoid(beta * x)
 
