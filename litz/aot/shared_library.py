@@ -191,7 +191,7 @@ def _needs(objects: Sequence[bytes]) -> str:
     if _calls(objects, "GOMP_", "omp_"):
         found.append("OpenMP's runtime (libgomp)")
     if _calls(objects, "Sleef_", "aoti_torch_"):
-        found.append("libtorch_cpu.so")
+        found.append("libtorch_cpu.so (of torch's folder `lib`: -ltorch_cpu -lc10)")
     return " and ".join(found) or "no library but C's"
 
 

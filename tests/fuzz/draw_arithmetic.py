@@ -190,7 +190,13 @@ def row_operator(b: Build) -> None:
 def product(b: Build) -> None:
     x = b.pick(lambda t: t.dim() > 0 and t.dtype is not torch.bool)
     dtype, inner = b[x].dtype, b[x].shape[-1]
-    if b.maybe(3):
+    if is_float(b[x]) and b[x].dim() > 1 and b.maybe(4):
+        y = b.pick(lambda t: t.dtype == dtype and t.shape == b[x].shape)
+        # Rows of queries lie in rows of memory, or across them.
+        q, k, v = b.one((("", ".mT", ""), (".mT", "", ".mT")))
+        scores = f"({x} * 0.25){q} @ ({y} + 1.0){k}"
+        b.define(f"torch.softmax({scores}, -1) @ ({y} * 2.0){v}", x, y, rounds=True)
+    elif b.maybe(3):
         b.define(f"{x} @ {x}.mT" if b[x].dim() > 1 else f"{x} @ {x}", x, rounds=True)
     elif b.maybe():
         y = b.pick(lambda t: t.dtype == dtype and t.dim() > 0 and t.shape[max(t.dim() - 2, 0)] == inner)

@@ -163,11 +163,16 @@ class _Entry:
             self._refuse_unless(holds, f"sizes do not keep {told}")
 
     def check_form(self, position: int, argument: Argument) -> None:
-        _, sizes, strides, _, _ = self._fields("%inputs", position)
+        data, sizes, strides, _, _ = self._fields("%inputs", position)
+        elements = "1"
         for dim, size in enumerate(argument.sizes):
             found = self.w.let(f"load i64, ptr {self.w.address('i64', sizes, dim)}")
             same = self.w.let(f"icmp eq i64 {found}, {self._number(size)}")
             self._refuse_unless(same, f"{argument.name}, dimension {dim}: its size is not {size}")
+            elements = self.w.mul(elements, found)
+        is_there = self.w.let(f"icmp ne ptr {data}, null")
+        is_there = self.w.let(f"or i1 {is_there}, {self.w.let(f'icmp eq i64 {elements}, 0')}")
+        self._refuse_unless(is_there, f"the data of {argument.name} are missing")
         in_rows = argument.strides == contiguous(argument.sizes)
         given = self.w.let(f"icmp ne ptr {strides}, null")
         if not in_rows:
