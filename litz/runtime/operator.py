@@ -86,7 +86,11 @@ class Operator:
 
 
 def _own(lent: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(lent.shape, lent.stride(), dtype=lent.dtype, device=lent.device).copy_(lent)
+    """The tensor in memory of its own, all of what it is a window on: some operators look past their window."""
+    whole = lent.untyped_storage().clone()
+    return torch.empty(0, dtype=lent.dtype, device=lent.device).set_(
+        whole, lent.storage_offset(), lent.shape, lent.stride()
+    )
 
 
 def _dtype(view: View) -> torch.dtype:

@@ -31,7 +31,7 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, *, scale: torch.Tensor, times: int = 2) -> dict[str, Any]:
         hidden = self.norm(nn.functional.gelu(self.one(x)) * scale + self.shift)
-        return {"logits": self.two(hidden) * times, "hidden": (hidden, hidden.sum(-1))}
+        return {"logits": self.two(hidden) * times, "hidden": (hidden, hidden.abs().sum(-1))}
 
 
 @pytest.fixture
