@@ -94,13 +94,13 @@ def _fourier(kind: str) -> Rule:
         if x.device.type != "cpu" or not dims or not torch.backends.mkl.is_available():
             return result.stride()
         strides = x.stride()
-        sort = lambda some: sorted(some, key=lambda d: strides[d], reverse=True)  # noqa: E731
+        outer = sorted(dims if kind == "complex to complex" else dims[:-1], key=lambda d: strides[d], reverse=True)
         if kind == "complex to complex":
-            return _transform(result.shape, strides, sort(dims))
+            return _transform(result.shape, strides, outer)
         if kind == "real to complex":
-            return _transform(result.shape, strides, [*sort(dims[:-1]), dims[-1]])
-        if len(dims) > 1:
-            strides = _transform(x.shape, strides, sort(dims[:-1]))
+            return _transform(result.shape, strides, [*outer, dims[-1]])
+        if outer:
+            strides = _transform(x.shape, strides, outer)
         return _transform(result.shape, strides, dims[-1:])
 
     return rule
