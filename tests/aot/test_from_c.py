@@ -59,14 +59,17 @@ int main(void) {{
 """
 
 
-def run_from_c(file: Path, inputs: Sequence[torch.Tensor], *, with_torch: bool = True) -> subprocess.CompletedProcess:
+def run_from_c(
+    file: Path, inputs: Sequence[torch.Tensor], *, with_torch: bool = True, without_data: bool = False
+) -> subprocess.CompletedProcess:
     """The program is built beside the library and run there; what it writes is in `output`."""
     folder, name = file.parent, f"litz_{file.stem}"
     sizes, given = [], []
     for i, tensor in enumerate(inputs):
         (folder / f"input{i}").write_bytes(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
         sizes.append(f"int64_t sizes{i}[] = {{{', '.join(map(str, tensor.shape))}}};")
-        given.append(f'{{read_all("input{i}"), sizes{i}, NULL, {tensor.dim()}, {TYPES[tensor.dtype]}}}')
+        data = "NULL" if without_data else f'read_all("input{i}")'
+        given.append(f"{{{data}, sizes{i}, NULL, {tensor.dim()}, {TYPES[tensor.dtype]}}}")
     text = PROGRAM.format(
         header=file.with_suffix(".h").name, sizes="\n  ".join(sizes), inputs=", ".join(given), name=name,
         input_count=len(inputs), output_count=1, bytes=4,
@@ -118,6 +121,8 @@ def test_sizes_that_vary_are_checked_and_told(tmp_path: Path) -> None:
     assert refused.returncode == 1 and re.search(r"must be at most 16", refused.stdout), refused.stdout
     assert "its size is not 8" in run_from_c(file, [torch.randn(4, 9)]).stdout
     assert "not of type f32" in run_from_c(file, [torch.zeros(4, 8, dtype=torch.int64)]).stdout
+    refused = run_from_c(file, [torch.randn(4, 8)], without_data=True)
+    assert refused.returncode == 1 and "the data of input_1 are missing" in refused.stdout, refused.stdout
 
 
 def test_what_holds_between_sizes_is_asked(tmp_path: Path) -> None:
