@@ -1,4 +1,4 @@
-"""The strides that eager's kernels give their results, where fakes say others.
+"""The strides and types that eager's kernels give their results, where fakes say others.
 
 In: an operator, its arguments and its fake result. Out: the result as eager lays it out. What is seen of a compiled
 function (`stride()`, `view`, what the next graph is guarded on) is then what eager shows.
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
+FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 Rule = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]  # the arguments and the fake result -> strides
 
 
@@ -161,6 +162,8 @@ _NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.c
 
 def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The fake result with the strides eager gives it: the result itself, where it has them."""
+    if func is FLASH_CPU:
+        return _with_logarithms_like(args[0], result)
     first = next(iter(result), None) if isinstance(result, (tuple, list)) else result
     strides = eager_strides(func, args, first)
     if strides is None or first is None:
@@ -170,6 +173,14 @@ def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     return type(result)(
         _moved(part, strides) if isinstance(part, FakeTensor) and part.shape == first.shape else part for part in result
     )
+
+
+def _with_logarithms_like(query: torch.Tensor, result: Any) -> Any:
+    """Attention keeps the logarithms of its sums in the type it adds in: the fake of torch 2.11 says float32 always."""
+    out, logarithms = result
+    if query.dtype is not torch.float64 or logarithms.dtype is torch.float64:
+        return result
+    return out, logarithms.to(torch.float64)
 
 
 def rule_of(func: Any) -> Rule | None:
@@ -191,8 +202,7 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
     if not isinstance(result, FakeTensor) or result.dim() < 2:
         return None
     strides = tuple(rule(args, result))
-    same = all(size == 1 or a == b for size, a, b in zip(result.shape, result.stride(), strides, strict=True))
-    return None if same else strides
+    return None if tuple(result.stride()) == strides else strides
 
 
 def _moved(fake: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Union
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from litz.ops.sizes import likely_at
+from litz.ops.sizes import least, likely_at
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Symbolic = Union[torch.SymInt, torch.SymFloat, torch.SymBool]
@@ -79,6 +79,15 @@ def likely(size: Any) -> int:
     if known is not None:
         return known
     return 64 if size.node.is_nested_int() else likely_at(size.node.expr, size.node.shape_env)
+
+
+def may_be_zero(size: Any) -> bool:
+    """Whether a size, or an `Extent`, is zero in some run, as far as the ranges of its symbols tell."""
+    if not isinstance(size, Extent):
+        return bool(size == 0)
+    node = size.value.node
+    bound = None if node.is_nested_int() else least(node.expr, node.shape_env)
+    return bound is None or bound < 1
 
 
 def varies(value: Any) -> bool:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from litz.graph.eager_strides import FLASH_CPU, as_eager_lays_out
 from litz.graph.sizes import SYMBOLIC, Extent, size_of, sizes_as_arguments
 
 aten = torch.ops.aten
@@ -157,4 +158,9 @@ def _cleaned(traced: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
+    for attention in traced.graph.find_nodes(op="call_function", target=FLASH_CPU):
+        query, fakes = attention.args[0].meta["val"], attention.meta["val"]
+        both = attention.meta["val"] = as_eager_lays_out(FLASH_CPU, [query], fakes)
+        for part in attention.users:
+            part.meta["val"] = both[part.args[1]]
     return traced

@@ -160,7 +160,7 @@ def _size(e: Any, env: Any, formula: Formula | None = None) -> Size:
     known: dict[Any, Size] = env.__dict__.setdefault("sizes_of_litz", {})
     if e not in known:
         name = str(e) if formula is None else formula.name
-        known[e] = Size(name, likely_at(e, env), _least(e, env), formula)
+        known[e] = Size(name, likely_at(e, env), least(e, env), formula)
     return known[e]
 
 
@@ -182,6 +182,7 @@ def roughly(number: Any) -> int | float:
     return sign * (1 << max(0, power)) if number.is_Integer else sign * 2.0**power
 
 
-def _least(e: Any, env: Any) -> int | None:
+def least(e: Any, env: Any) -> int | None:
+    """The least value that an expression of sizes is known to have, or None."""
     low = env.var_to_range[e].lower if e.is_Symbol and e in env.var_to_range else env.bound_sympy(e).lower
     return int(low) if low.is_Integer else None

@@ -156,3 +156,13 @@ def test_results_and_gradients_lie_as_eagers(name: str) -> None:
         return [y.stride(), slope.stride()]
 
     assert strides(torch.compile(function, backend="litz")) == strides(function)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_strides_of_sizes_of_one_are_eagers(dynamic: bool) -> None:
+    """They are of no memory, and yet padding asks them whether channels come last."""
+    x, scalar = channels_last(torch.randn(1, 2, 1, 1)), torch.randn(1, dtype=torch.bfloat16)
+    for function in (lambda x, s: s / x, lambda x, s: x * 2, lambda x, s: F.pad(s / x, (1, 1))):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="litz", dynamic=dynamic)
+        assert compiled(x, scalar).stride() == function(x, scalar).stride()

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.graph.eager_strides import FLASH_CPU
 from litz.graph.match import Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, is_symbolic, rule
 from litz.graph.rules.attention_mask import Masking, choose_mask, contiguous_rows, known_mask, zero_where
 from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
-from litz.graph.sizes import as_given
+from litz.graph.sizes import as_given, may_be_zero
 
 aten = torch.ops.aten
 
-FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
@@ -92,7 +92,7 @@ def arguments_of(match: Match, found: Attention) -> Arguments | None:
         scale *= factor
         nodes.append(node)
     q, k, v = nodes
-    why = unfit(q, k, v)
+    why = unfit(q, k, v) or perhaps_empty(lead, shape(q)[-2], shape(k)[-2])
     if why is not None:
         match.miss(why, found.softmax)
         return None
@@ -132,8 +132,7 @@ def _as_matrix(
     match: Match, node: fx.Node, lead: tuple[int, int], flipped: bool, unscaled: bool
 ) -> tuple[fx.Node, float]:
     """The factor as (batch, heads, rows, size), from where it was so already if possible; and its scale."""
-    uniform = (lambda _: None) if unscaled else match.uniform
-    source, still, factor = operand(node, lead, flipped, uniform)
+    source, still, factor = operand(node, lead, flipped, None if unscaled else match.uniform)
     if math.isnan(factor):
         source, still, factor = match.call(aten.view.default, node, as_given((*lead, *shape(node)[-2:]))), flipped, 1.0
     if still:
@@ -150,6 +149,14 @@ def unfit(q: fx.Node, k: fx.Node, v: fx.Node) -> str | None:
         return f"no fused attention for {next(iter(types))}"
     if shape(q)[-1] != shape(v)[-1]:
         return f"the heads of queries and values have different sizes: {shape(q)[-1]} and {shape(v)[-1]}"
+    return None
+
+
+def perhaps_empty(lead: tuple[Any, ...], queries: Any, keys: Any) -> str | None:
+    """Which of the sizes may be none, or None: the fused operator divides by them."""
+    for name, size in (("heads", lead[-1]), ("queries", queries), ("keys", keys)):
+        if may_be_zero(size):
+            return f"the number of {name} may be zero: {size}"
     return None
 
 

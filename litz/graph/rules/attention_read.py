@@ -262,11 +262,14 @@ def scale_of(node: fx.Node, uniform: Uniform) -> tuple[fx.Node, float] | None:
     return None
 
 
-def operand(node: fx.Node, lead: tuple[int, ...], flipped: bool, uniform: Uniform) -> tuple[fx.Node, bool, float]:
+def operand(
+    node: fx.Node, lead: tuple[int, ...], flipped: bool, uniform: Uniform | None
+) -> tuple[fx.Node, bool, float]:
     """Where a factor of a product comes from: an earlier node of shape `lead` + matrix, if there is one.
 
     Gives the node, whether its matrix is still transposed against what was asked, and the scale passed on
-    the way. `flipped`: the product's factor is the transposed of what is wanted (keys).
+    the way: 1 without a `uniform`, for then no scale is passed. `flipped`: the product's factor is the transposed of
+    what is wanted (keys).
     """
     matrix = shape(node)[-2:]
     best: tuple[fx.Node, bool, float] | None = None
@@ -278,7 +281,7 @@ def operand(node: fx.Node, lead: tuple[int, ...], flipped: bool, uniform: Unifor
         if size[:-2] == lead and (best is None or not flipped or best[1]):
             best = (node, flipped, scale)
         target = node.target
-        scaled = scale_of(node, uniform)
+        scaled = None if uniform is None else scale_of(node, uniform)
         if scaled is not None:
             node, scale = scaled[0], scale * scaled[1]
         elif target in _SWAPS:

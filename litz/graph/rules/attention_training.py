@@ -19,7 +19,7 @@ from torch import fx
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, identity, is_symbolic, metadata, rule
-from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, unfit
+from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, perhaps_empty, unfit
 from litz.graph.rules.attention_mask import Weighted, choose_mask, lost_where, zero_where
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
 from litz.graph.sizes import as_given
@@ -91,12 +91,13 @@ def _as_written(match: Match, found: Attention) -> Any:
 def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.Node]] | None:
     """The fused attention as a function of the products' factors, and its inputs; None if declined."""
     inputs = [found.q, found.k, found.v]
+    lead = batch_and_heads(match, found)
+    queries, size, keys = *shape(found.q)[-2:], shape(found.k)[-1]
     why = unfit(*inputs) if len(set(inputs)) == 3 else "two of queries, keys and values are the same tensor"
+    why = why or perhaps_empty(lead, queries, keys)
     if why is not None:
         match.miss(why, found.softmax)
         return None
-    lead = batch_and_heads(match, found)
-    queries, size, keys = *shape(found.q)[-2:], shape(found.k)[-1]
     if isinstance(queries, int) and isinstance(keys, int) and queries * keys < _LEAST_SCORES:
         match.miss(f"{queries} by {keys} scores are too few to gain from not keeping them", found.softmax)
         return None

@@ -1,0 +1,110 @@
+"""What queries, keys and values are made of, and how many there are: a scale belongs to the scores if it is that of
+queries or keys, and to the result if it is that of the values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import litz
+
+MADE = {
+    "as given": lambda x: x,
+    "times a number": lambda x: x * 2.0,
+    "number times it": lambda x: 0.5 * x,
+    "by a number": lambda x: x / 4.0,
+    "times a tensor": lambda x: x * torch.tensor(1.25),
+    "filled and times": lambda x: x * torch.full_like(x, 1.5),
+    "scaled, then turned twice": lambda x: (x * 2.0).mT.contiguous().mT,
+    "turned, scaled, turned back": lambda x: (x.mT * 2.0).mT,
+    "scaled in another shape": lambda x: (x.flatten(0, 1) * 2.0).view(x.shape),
+}
+
+
+def check(function, *inputs, training=False, dynamic=None):
+    torch._dynamo.reset()
+    inputs = [x.detach().clone().requires_grad_(training) for x in inputs]
+    compiled = torch.compile(function, backend="litz", dynamic=dynamic, fullgraph=True)
+    ours, eagers = compiled(*inputs), function(*inputs)
+    near = 1e-12 if ours.dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(ours, eagers, atol=near, rtol=near)
+    if training:
+        slope = torch.cos(eagers.detach())
+        for mine, theirs in zip(*(torch.autograd.grad(y, inputs, slope) for y in (ours, eagers)), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=near, rtol=near)
+    return litz.last_report()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("which", ["queries", "keys", "values", "all"])
+@pytest.mark.parametrize("made", MADE)
+def test_scaled_operands(made, which, training):
+    torch.manual_seed(0)
+    of = {name: MADE[made] if which in (name, "all") else MADE["as given"] for name in ("queries", "keys", "values")}
+
+    def attend(q, k, v):
+        return torch.softmax(of["queries"](q) @ of["keys"](k).mT, -1) @ of["values"](v)
+
+    check(attend, *(torch.randn(2, 3, 6, 8) for _ in range(3)), training=training)
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 8), (6, 8)])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_values_of_one_source(shape, training):
+    def attend(x):
+        return torch.softmax((x * 0.25) @ (x + 1.0).mT, -1) @ (x * 2.0)
+
+    torch.manual_seed(0)
+    check(attend, torch.randn(shape), training=training)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("written", ["product", "operator"])
+def test_training_in_float64(written, dynamic):
+    """The logarithms that the fused forward keeps for its backward are as precise as its numbers."""
+
+    def attend(x):
+        if written == "operator":
+            return torch.nn.functional.scaled_dot_product_attention(x * 0.5, x + 1.0, x * 2.0)
+        return torch.softmax((x * 0.25) @ (x + 1.0).mT, -1) @ (x * 2.0)
+
+    torch.manual_seed(0)
+    check(attend, torch.randn(2, 3, 7, 7, dtype=torch.float64), training=True, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("shape", [(0, 3, 6, 8), (2, 0, 6, 8), (2, 3, 0, 8), (2, 3, 6, 0), (0, 6, 8)])
+def test_none_of_them(shape, training):
+    """The fused operator divides by its sizes, and the process would end."""
+
+    def attend(x):
+        return torch.softmax((x * 0.25) @ (x + 1.0).mT, -1) @ (x * 2.0)
+
+    check(attend, torch.ones(shape), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_none_left_at_a_later_size(training):
+    def attend(q, x):
+        x = x[:, 3:]
+        return torch.softmax((q * 0.25) @ (x + 1.0).mT, -1) @ (x * 2.0)
+
+    torch.manual_seed(0)
+    compiled = torch.compile(attend, backend="litz", dynamic=True)
+    for length in (9, 5, 3):
+        q, x = (torch.randn(2, length, 8, requires_grad=training) for _ in range(2))
+        torch.testing.assert_close(compiled(q, x), attend(q, x))
+        if training:
+            for mine, theirs in zip(*(torch.autograd.grad(f(q, x).sum(), (q, x)) for f in (compiled, attend))):
+                torch.testing.assert_close(mine, theirs)
+
+
+def test_the_scale_of_the_scores_still_joins_the_operator():
+    torch.manual_seed(0)
+
+    def attend(q, k, v):
+        return torch.softmax((q * 0.5) @ (k / 3.0).mT * 1.5, -1) @ v
+
+    report = check(attend, *(torch.randn(2, 3, 6, 8) for _ in range(3)))
+    assert [name for name, _ in report.calls] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+    assert report.kernels == 0
