@@ -43,3 +43,16 @@ def test_a_computed_size_of_one_broadcasts(name, part):
     for rows in (5, 7):
         a = torch.randn(rows, 3)
         torch.testing.assert_close(compiled(a), function(a))
+
+
+def test_a_size_that_another_question_has_told_to_be_one():
+    """The comparison asks whether the size is less than 2, and then no one asks whether it is 1."""
+    torch._dynamo.reset()
+
+    def function(a, d):
+        part = d[:, 0 : d.shape[1] // 2 + 1 : 3]
+        _ = part <= -0.5
+        return a * part
+
+    a, d = torch.ones(3, 3, 5, dtype=torch.bool).transpose(0, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])[1:]
+    assert torch.equal(torch.compile(function, backend="litz", dynamic=True)(a, d), function(a, d))

@@ -17,6 +17,8 @@ from torch._prims_common import compute_elementwise_output_strides, suggest_memo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from litz.graph.sizes import is_dense
+
 aten = torch.ops.aten
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 Rule = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]  # the arguments and the fake result -> strides
@@ -27,6 +29,26 @@ def _iterated(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
     shaped = [t for t in operands if t.dim()] or operands
     return compute_elementwise_output_strides(*(t.expand(result.shape) for t in shaped))
+
+
+def _alike(func: Any, args: Sequence[Any], result: torch.Tensor) -> Sequence[Any] | None:
+    """The strides where the operands all have the result's shape and lie alike: the loop then looks for no order, and
+    where a size is 1, "alike" is said of tensors whose strides are not the same."""
+    operands = []
+    for spec, value in zip(func._schema.arguments, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            operands.append(value)
+        elif value is not None and "Tensor" in str(spec.type):
+            return None  # a number that stands for a tensor: that has another shape
+    if not operands or any(t.shape != result.shape for t in operands):
+        return None
+    if all(t.is_contiguous() for t in operands):
+        return _contiguous(args, result)
+    if result.dim() == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in operands):
+        return torch.empty(result.shape, device="meta").to(memory_format=torch.channels_last).stride()
+    first = operands[0].stride()
+    order = sorted(range(result.dim()), key=lambda dim: first[dim], reverse=True)
+    return first if all(t.stride() == first and is_dense(t, order) for t in operands) else None
 
 
 def _contiguous(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
@@ -194,15 +216,22 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
     if rule is None:
         if torch.Tag.pointwise not in func.tags and func not in _ITERATED:
             return None
-        if not isinstance(result, torch.Tensor) or _plain(args, result):
+        if not isinstance(result, FakeTensor) or result.dim() < 2:
+            return None
+        if not _has_one(result) and _plain(args, result):
             return None
         if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
             return None
         rule = _iterated
     if not isinstance(result, FakeTensor) or result.dim() < 2:
         return None
-    strides = tuple(rule(args, result))
+    lying = _alike(func, args, result) if rule is _iterated and _has_one(result) else None
+    strides = tuple(rule(args, result) if lying is None else lying)
     return None if tuple(result.stride()) == strides else strides
+
+
+def _has_one(result: torch.Tensor) -> bool:
+    return any(isinstance(size, int) and size == 1 for size in result.shape)
 
 
 def _moved(fake: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:

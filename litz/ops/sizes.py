@@ -38,9 +38,13 @@ def _is_one(node: Any) -> bool:
     if node.expr.is_Symbol or not node.has_hint() or node.hint != 1:
         return False
     # Not by `statically_known_true`, which remembers what it said before there was a guard.
-    excess = node.expr - 1
-    equations = (guard.expr for guard in node.shape_env.guards if isinstance(guard.expr, sympy.Eq))
-    return any(e.lhs - e.rhs in (excess, -excess) for e in equations)
+    excess, env = node.expr - 1, node.shape_env
+    equations = (guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq))
+    if any(e.lhs - e.rhs in (excess, -excess) for e in equations):
+        return True
+    # Guards that are no equations have made the ranges of its symbols narrower: `s0 // 6 + 1 < 2` says that s0 < 6.
+    bounds = env.bound_sympy(node.expr)
+    return bool(bounds.lower == 1 and bounds.upper == 1)
 
 
 def ask_what_broadcasts(fake: Any) -> None:
