@@ -81,13 +81,13 @@ def likely(size: Any) -> int:
     return 64 if size.node.is_nested_int() else likely_at(size.node.expr, size.node.shape_env)
 
 
-def may_be_zero(size: Any) -> bool:
-    """Whether a size, or an `Extent`, is zero in some run, as far as the ranges of its symbols tell."""
+def may_be_under(bound: int, size: Any) -> bool:
+    """Whether a number or `Extent` is less in some run, as far as the ranges of its symbols tell."""
     if not isinstance(size, Extent):
-        return bool(size == 0)
+        return bool(size < bound)
     node = size.value.node
-    bound = None if node.is_nested_int() else least(node.expr, node.shape_env)
-    return bound is None or bound < 1
+    known = None if node.is_nested_int() else least(node.expr, node.shape_env)
+    return known is None or known < bound
 
 
 def varies(value: Any) -> bool:

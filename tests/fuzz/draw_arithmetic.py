@@ -194,7 +194,9 @@ def product(b: Build) -> None:
         y = b.pick(lambda t: t.dtype == dtype and t.shape == b[x].shape)
         # Rows of queries lie in rows of memory, or across them.
         q, k, v = b.one((("", ".mT", ""), (".mT", "", ".mT")))
-        scores = f"({x} * 0.25){q} @ ({y} + 1.0){k}"
+        # The fused backward makes the weights again from the logarithm of their sum: it rounds as large scores do.
+        of_x = f"torch.tanh({x})" if b.state.training else x
+        scores = f"({of_x} * 0.25){q} @ ({y} + 1.0){k}"
         b.define(f"torch.softmax({scores}, -1) @ ({y} * 2.0){v}", x, y, rounds=True)
     elif b.maybe(3):
         b.define(f"{x} @ {x}.mT" if b[x].dim() > 1 else f"{x} @ {x}", x, rounds=True)

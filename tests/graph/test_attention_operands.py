@@ -3,6 +3,8 @@ queries or keys, and to the result if it is that of the values."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -27,11 +29,11 @@ def check(function, *inputs, training=False, dynamic=None):
     compiled = torch.compile(function, backend="litz", dynamic=dynamic, fullgraph=True)
     ours, eagers = compiled(*inputs), function(*inputs)
     near = 1e-12 if ours.dtype is torch.float64 else 2e-5
-    torch.testing.assert_close(ours, eagers, atol=near, rtol=near)
+    torch.testing.assert_close(ours, eagers, atol=near, rtol=near, equal_nan=True)
     if training:
         slope = torch.cos(eagers.detach())
         for mine, theirs in zip(*(torch.autograd.grad(y, inputs, slope) for y in (ours, eagers)), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=near, rtol=near)
+            torch.testing.assert_close(mine, theirs, atol=near, rtol=near, equal_nan=True)
     return litz.last_report()
 
 
@@ -105,6 +107,22 @@ def test_the_scale_of_the_scores_still_joins_the_operator():
     def attend(q, k, v):
         return torch.softmax((q * 0.5) @ (k / 3.0).mT * 1.5, -1) @ v
 
-    report = check(attend, *(torch.randn(2, 3, 6, 8) for _ in range(3)))
+    report = check(attend, *(torch.randn(2, 3, 16, 8) for _ in range(3)))
     assert [name for name, _ in report.calls] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
     assert report.kernels == 0
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("keys", [3, 7, 16, 40])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_query_that_is_no_number(value, keys, dynamic, training):
+    """The fused operator has zeros for it where keys are few."""
+
+    def attend(q, k, v):
+        return torch.softmax((q * 0.25) @ k.mT, -1) @ v
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 6, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
+    q[0, 1, 2, 5] = value
+    check(attend, q, k, v, training=training, dynamic=dynamic)

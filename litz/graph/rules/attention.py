@@ -21,10 +21,13 @@ from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, is_symbolic, rule
 from litz.graph.rules.attention_mask import Masking, choose_mask, contiguous_rows, known_mask, zero_where
 from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
-from litz.graph.sizes import as_given, may_be_zero
+from litz.graph.sizes import as_given, may_be_under
 
 aten = torch.ops.aten
 
+# With fewer scores than fill a vector the operator does not see that all of a row are NaN, and has zeros for it, as if
+# there were no keys.
+LANES = 16
 _FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
@@ -69,8 +72,7 @@ def _fuse(match: Match, found: Attention) -> Any:
     graph = match.trace(fused, given)
     if not any("_scaled_dot_product_" in str(n.target) for n in graph.graph.nodes):
         return match.miss("no fused attention takes these shapes, types and layouts", found.softmax)
-    out = match.replace_by_example(fused, given)
-    return _as_result(match, out)
+    return _of_numbers(match, match.replace_by_example(fused, given), q, k)
 
 
 def _for_all_sizes(match: Match, given: list[Any]) -> Any:
@@ -79,7 +81,12 @@ def _for_all_sizes(match: Match, given: list[Any]) -> Any:
     if q.meta["val"].device.type != "cpu":
         return match.miss("its sizes are symbolic")
     both = match.call(FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
-    return _as_result(match, match.call(operator.getitem, both, 0))
+    return _of_numbers(match, match.call(operator.getitem, both, 0), q, k)
+
+
+def _of_numbers(match: Match, out: fx.Node, q: fx.Node, k: fx.Node) -> Any:
+    few = may_be_under(LANES, shape(k)[-2])
+    return _as_result(match, match.replace_by_example(nan_for, [q, out]) if few else out)
 
 
 def arguments_of(match: Match, found: Attention) -> Arguments | None:
@@ -155,9 +162,15 @@ def unfit(q: fx.Node, k: fx.Node, v: fx.Node) -> str | None:
 def perhaps_empty(lead: tuple[Any, ...], queries: Any, keys: Any) -> str | None:
     """Which of the sizes may be none, or None: the fused operator divides by them."""
     for name, size in (("heads", lead[-1]), ("queries", queries), ("keys", keys)):
-        if may_be_zero(size):
+        if may_be_under(1, size):
             return f"the number of {name} may be zero: {size}"
     return None
+
+
+def nan_for(q: Any, out: Any) -> Any:
+    """The result of few keys: NaN, to gradients too, for a query that is infinite or NaN."""
+    lost = (q.detach() * 0).sum(-1, keepdim=True).isnan()
+    return out * torch.where(lost, math.nan, 1.0).to(out.dtype)
 
 
 def _as_result(match: Match, out: fx.Node) -> fx.Node:

@@ -19,10 +19,10 @@ from torch import fx
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, identity, is_symbolic, metadata, rule
-from litz.graph.rules.attention import FLASH_CPU, batch_and_heads, perhaps_empty, unfit
+from litz.graph.rules.attention import FLASH_CPU, LANES, batch_and_heads, nan_for, perhaps_empty, unfit
 from litz.graph.rules.attention_mask import Weighted, choose_mask, lost_where, zero_where
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
-from litz.graph.sizes import as_given
+from litz.graph.sizes import as_given, may_be_under
 from litz.graph.trace_example import joint
 from litz.graph.trace_pattern import pattern_of
 
@@ -124,6 +124,8 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
         else:
             attend = torch.nn.functional.scaled_dot_product_attention
             out = attend(q, k, v, attn_mask=mask.get("bias"), is_causal=causal, scale=scale)
+        if may_be_under(LANES, keys):
+            out = nan_for(q, out)
         if "weight" in mask:
             out = Weighted.apply(out, mask["weight"])
         if "lost" in mask:
