@@ -89,7 +89,8 @@ def _run(tracer: Traced) -> Joint:
         if isinstance(error, CaptureError):
             error.source, error.at = error.source or recorder.user_line, recorder.stopped_at
             raise
-        told = f"tracing to ATen failed: {type(error).__name__}: {error}"
+        cause = _first_cause(error)
+        told = f"tracing to ATen failed: {type(cause).__name__}: {cause}"
         if isinstance(error, DynamicOutputShapeException):
             told = f"the size of what {error.func} gives depends on data"
         raise CaptureError(told, stage="trace", source=recorder.user_line, at=recorder.stopped_at) from error
@@ -196,6 +197,13 @@ def _tangents_to_inputs(module: fx.GraphModule) -> None:
         last.meta = dict(node.meta)
         node.replace_all_uses_with(last)
         graph.erase_node(node)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What failed: a transform that is left while an error passes through may fail in turn, and say nothing of why."""
+    while "INTERNAL ASSERT FAILED" in str(error) and error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _drop_dead_code(graph: fx.Graph) -> None:
