@@ -126,3 +126,9 @@ def test_a_folder_that_cannot_be_written_is_said_and_done_without(
     assert "is not used" in str(recwarn.pop().message)
     Cache(file).store("function", "aa", VALUE)
     assert "cannot be written" in str(recwarn.pop().message)
+
+
+def test_a_folder_in_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cache = cache_of({"LITZ_CACHE_DIR": "~/kept"})
+    assert cache is not None and cache.folder == tmp_path / "kept"

@@ -26,6 +26,8 @@ from litz.pipeline import compile_to_data
 from litz.runtime.container import pack
 from litz.target import Target, detect, portable
 
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 
 def aot_compile(
     model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, path: str | Path | None = None,
@@ -41,10 +43,18 @@ def aot_compile(
         raise OptionError("`args` is a tensor, and a tuple of arguments is expected", hint="write `(x,)`")
     if path is not None and not Path(path).parent.is_dir():
         raise OptionError(f"there is no folder {Path(path).parent} for the file")
-    package = package_of(model, tuple(args), dict(kwargs or {}), Options.from_environment(options), dynamic_shapes)
+    if path is not None and Path(path).is_dir():
+        raise OptionError(f"{path} is a folder, and the name of a file is expected")
+    given = (model, tuple(args), dict(kwargs or {}), Options.from_environment(options), dynamic_shapes)
+    package = package_of(*given)
+    why = why_not_shared(package)
+    if why is not None and why == package.compiled.forward.plan.why_not_native() and _may_be_shared(path):
+        # What an operator has allocated, or a part of it, Python can return as it is; for C it is copied.
+        copying = package_of(*given, copied=True)
+        if why_not_shared(copying) is None:
+            package, why = copying, None
     data = pack(package)
     name = blake2b(data, digest_size=12).hexdigest()
-    why = why_not_shared(package)
     if path is None:
         path = Path(f"{name}.litz" if why else f"{name}.so")
     file = Path(path)
@@ -58,7 +68,14 @@ def aot_compile(
     return file
 
 
-def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options, dynamic_shapes: Any) -> Package:
+def _may_be_shared(path: str | Path | None) -> bool:
+    return path is None or Path(path).suffix == ".so"
+
+
+def package_of(
+    model: Any, args: tuple, kwargs: dict[str, Any], options: Options, dynamic_shapes: Any, copied: bool = False
+) -> Package:
+    """`copied`: each output is in memory of its own."""
     args, kwargs = _each_its_own((args, kwargs))
     program = _exported(model, args, kwargs, dynamic_shapes)
     module, held = lift_state(program.module(check_guards=False))
@@ -68,9 +85,10 @@ def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options
     shapes = shape_environment(fakes)
     _told_by_arguments(fakes)
     inputs = flat if shapes is None else fakes
+    function = _copying(module.forward) if copied else module.forward
     with torch.no_grad():
         given = [*inputs, *held.values()]
-        levels = [compile_to_data(module.forward, given, None, Context(options, t))[0] for t in _targets(options)]
+        levels = [compile_to_data(function, given, None, Context(options, t))[0] for t in _targets(options)]
     if any(level.signature.bases for level in levels):
         raise CompileError("parameters or buffers share memory in part, which a file cannot have")
     copies = {id(t): t.detach().clone() for t in held.values()}  # tied ones are one tensor, there as here
@@ -88,6 +106,16 @@ def package_of(model: Any, args: tuple, kwargs: dict[str, Any], options: Options
         tuple(_ranges(program)),
         tuple(dict.fromkeys(questions)),  # type: ignore[arg-type]
     )
+
+
+def _copying(function: Any) -> Any:
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        dense = torch.empty_like(value)
+        return torch.empty_strided(dense.shape, dense.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+    return lambda *args: pytree.tree_map(copy, function(*args))
 
 
 def _each_its_own(examples: Any) -> Any:
@@ -132,8 +160,7 @@ def _exported(model: Any, args: tuple, kwargs: dict[str, Any], dynamic_shapes: A
     if isinstance(model, torch.export.ExportedProgram):
         return model
     if not isinstance(model, torch.nn.Module):
-        dynamic_shapes = _of_a_function(model, args, dynamic_shapes)
-        model = _Wrapped(model)
+        model = _as_module(model)
     try:
         with torch.no_grad():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -141,24 +168,22 @@ def _exported(model: Any, args: tuple, kwargs: dict[str, Any], dynamic_shapes: A
         raise CaptureError(f"torch.export makes no graph of the model: {type(error).__name__}: {error}") from error
 
 
-def _of_a_function(function: Any, args: tuple, dynamic_shapes: Any) -> Any:
-    """As they are for a module that takes any arguments and hands them on."""
-    if isinstance(dynamic_shapes, Mapping):
-        names = list(inspect.signature(function).parameters)[: len(args)]
-        named = {name: shapes for name, shapes in dynamic_shapes.items() if name not in names}
-        return {"args": tuple(dynamic_shapes.get(name) for name in names), **({"kwargs": named} if named else {})}
-    return None if dynamic_shapes is None else (tuple(dynamic_shapes),)
+def _as_module(function: Any) -> torch.nn.Module:
+    """The function, with the names of its parameters."""
 
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
-class _Wrapped(torch.nn.Module):
-    """A function."""
-
-    def __init__(self, function: Any):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+    try:
+        own = inspect.signature(function)
+    except ValueError:  # written in C, and has none
+        pass
+    else:
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        taken = [p.replace(kind=_NAMED) if p.kind is p.POSITIONAL_ONLY else p for p in own.parameters.values()]
+        if "self" not in own.parameters:
+            forward.__signature__ = own.replace(parameters=[first, *taken])  # type: ignore[attr-defined]
+    return type(getattr(function, "__name__", "function"), (torch.nn.Module,), {"forward": forward})()
 
 
 def _examples(program: torch.export.ExportedProgram) -> list[Any]:

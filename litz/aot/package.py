@@ -103,6 +103,7 @@ class Package:
     def _measured(self, flat: Sequence[Any]) -> Mapping[str, int]:
         """The sizes that vary, and whether they are within their bounds."""
         found: dict[str, int] = {}
+        where: dict[str, str] = {}
         for source in self.compiled.signature.sizes:
             place = None if source.input is None else self.places[source.input]
             if place is None or source.dim is None:
@@ -110,12 +111,15 @@ class Package:
             given = flat[place]
             if isinstance(given, torch.Tensor) and given.dim() > source.dim:
                 found[source.name] = given.shape[source.dim]
+                where[source.name] = f"dimension {source.dim} of {self.arguments[place].name}"
         for bounds in self.ranges:
             size = found.get(bounds.name)
             if size is None:
                 continue
-            if (bounds.least is not None and size < bounds.least) or (bounds.most is not None and size > bounds.most):
-                raise CallError(f"the size {bounds.name} is {size}, outside of {bounds.least} to {bounds.most}")
+            if bounds.least is not None and size < bounds.least:
+                raise CallError(f"{where[bounds.name]} is {size}, and must be at least {bounds.least}")
+            if bounds.most is not None and size > bounds.most:
+                raise CallError(f"{where[bounds.name]} is {size}, and must be at most {bounds.most}")
         for answer in self.asked:
             if answer.symbols <= found.keys() and not answer.at(found):
                 raise CallError(f"sizes {found} break what the model was compiled for: {answer.text}")

@@ -285,7 +285,7 @@ def cache_of(environ: Mapping[str, str]) -> Cache | None:
 
 def _folder(environ: Mapping[str, str]) -> Path:
     named = environ.get("LITZ_CACHE_DIR")
-    return Path(named) if named else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "litz"
+    return Path(named).expanduser() if named else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "litz"
 
 
 def _not_ours(folder: Path) -> str | None:

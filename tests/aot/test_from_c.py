@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import litz
 
@@ -106,6 +107,28 @@ def test_a_convolutional_net(tmp_path: Path, levels: tuple[str, ...]) -> None:
     ran = run_from_c(file, [x])
     assert ran.returncode == 0, ran.stdout + ran.stderr
     torch.testing.assert_close(_output(tmp_path, expected), expected, rtol=1e-4, atol=1e-5)
+
+
+OUTPUTS = {
+    "of a convolution": lambda x: F.conv2d(x, torch.ones(4, 3, 3, 3) / 9),
+    "of a convolution, in another shape": lambda x: F.conv2d(x, torch.ones(4, 3, 3, 3) / 9).flatten(1),
+    "of a fused attention": lambda x: F.scaled_dot_product_attention(x, x + 1, x * 2),
+    "a part of a tensor": lambda x: (x + 1)[:, 1:],
+    "a column": lambda x: (x * 2)[..., 3],
+    "a repeated row": lambda x: (x * 2)[:1].expand(2, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_in_memory_that_is_not_its_own_is_copied(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    x, function = torch.randn(2, 3, 8, 8), OUTPUTS[name]
+    expected = function(x)
+    file = litz.aot_compile(function, (x,), path=tmp_path / "m.so")
+    ran = run_from_c(file, [x])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    torch.testing.assert_close(_output(tmp_path, expected), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(litz.load(file)(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_that_vary_are_checked_and_told(tmp_path: Path) -> None:
