@@ -13,13 +13,16 @@ knows no such bit: a node is what the tensor means, conjugated and negated where
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from litz.compat import ReplayTable
@@ -206,7 +209,7 @@ class Recorder(TorchDispatchMode):
         """As part of the backward, and of which call of a function of the user's own, if it is one's."""
         node.meta["in_backward"] = True
         step = torch._C._current_autograd_node()
-        if isinstance(step, torch.autograd.function.BackwardCFunction):
+        if isinstance(step, BackwardCFunction) and _is_called(BackwardCFunction.apply.__code__):
             node.meta["own_backward"] = step._sequence_nr()
 
     @staticmethod
@@ -300,6 +303,15 @@ def _any_lazy(value: Any) -> bool:
 @lru_cache(maxsize=None)
 def _is_composite(func: Any) -> bool:
     return func.namespace != "prim" and func._can_decompose()
+
+
+def _is_called(code: CodeType) -> bool:
+    """Whether a call of that function is under way. Autograd still counts as in a step while it adds up what came of
+    it and of others."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _has_size(value: Any) -> bool:

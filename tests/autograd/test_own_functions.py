@@ -78,3 +78,34 @@ def test_a_loss_added_on_the_way_through(route: Route) -> None:
     # The value itself needs no gradient.
     agrees(route, lambda x, w: Auxiliary.apply(x, w.square().mean()), lambda: [torch.randn(3), grad(3)])
     agrees(route, lambda x, w: Auxiliary.apply(x[1:], w.square().mean())[1:], lambda: [torch.randn(4), grad(3)])
+
+
+class _PlusOne(torch.autograd.Function):
+    """Its gradient is not linear: without a tangent, it is not to run."""
+
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, tangent):
+        return tangent + 1
+
+
+_AND_OTHERS = {
+    "beside": lambda x, y: (_PlusOne.apply(x), x * y),
+    "within": lambda x, y: (_PlusOne.apply(x) * y, x * y),
+    "twice": lambda x, y: (_PlusOne.apply(x), _PlusOne.apply(_PlusOne.apply(x) + y), x * y),
+}
+
+
+@pytest.mark.parametrize("name", _AND_OTHERS)
+def test_gradients_added_to_its_own_are_no_tangents_of_it(name):
+    function = _AND_OTHERS[name]
+    compiled = torch.compile(function, backend="litz")
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for used in range(len(function(x, y))):
+        mine, theirs = (
+            torch.autograd.grad(f(x, y)[used].sum(), (x, y), allow_unused=True) for f in (compiled, function)
+        )
+        assert all(a is b or torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

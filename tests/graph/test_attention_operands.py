@@ -126,3 +126,45 @@ def test_a_query_that_is_no_number(value, keys, dynamic, training):
     q, k, v = torch.randn(2, 3, 6, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
     q[0, 1, 2, 5] = value
     check(attend, q, k, v, training=training, dynamic=dynamic)
+
+
+def masked_last(s, fill):
+    return s.masked_fill(torch.arange(s.shape[-1]) == s.shape[-1] - 1, fill)
+
+
+NEARLY = {
+    "rounded to eight bits": lambda s: torch.softmax(s.to(torch.float8_e5m2).float(), -1),
+    "weights rounded to eight bits": lambda s: torch.softmax(s, -1).to(torch.float8_e4m3fn).float(),
+    "rounded to bfloat16": lambda s: torch.softmax((s * 4).bfloat16().float(), -1),
+    "weights rounded to half": lambda s: torch.softmax(s, -1).half().float(),
+    "moved far": lambda s: torch.softmax(s + 1e9, -1),
+    "moved to infinity": lambda s: torch.softmax(s + math.inf, -1),
+    "moved to NaN": lambda s: torch.softmax(s + math.nan, -1),
+    "too large and back": lambda s: torch.softmax(s / 1e-45 * 1e-45, -1),
+    "too small and back": lambda s: torch.softmax(s * 1e-40 * 1e30 * 1e10, -1),
+    "filled with NaN": lambda s: torch.softmax(masked_last(s, math.nan), -1),
+    "hidden, times zero": lambda s: torch.softmax(masked_last(s, -math.inf) * 0, -1),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_not_quite_attention_stays(name, training):
+    torch.manual_seed(0)
+    report = check(
+        lambda q, k, v: NEARLY[name](q @ k.mT) @ v, *(torch.randn(2, 3, 32, 8) for _ in range(3)), training=training
+    )
+    assert not any("flash" in called for called, _ in report.calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_the_type_of_the_values_are_attention(dtype):
+    def attend(q, k, v):
+        return torch.softmax((q @ k.mT).float() * 0.25, -1).to(dtype) @ v
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, 32, 8, dtype=dtype) for _ in range(3)]
+    torch._dynamo.reset()
+    ours = torch.compile(attend, backend="litz")(*inputs)
+    torch.testing.assert_close(ours, attend(*inputs), atol=2e-2, rtol=2e-2)
+    assert any("flash" in called for called, _ in litz.last_report().calls)

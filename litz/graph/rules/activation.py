@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from litz.graph.replacement import forward_only, joint, register_replacement
-from litz.graph.rewrite import Rule, Rules
+from litz.graph.rewrite import Match, Rule, Rules
 from litz.graph.rules.serialized import PATTERNS
 
 
@@ -53,6 +53,10 @@ def example() -> torch.Tensor:
     return torch.empty(4, 8, device="meta")
 
 
+def _is_real(match: Match) -> bool:
+    return not match.root.meta["val"].is_complex()
+
+
 def build(patterns: dict[str, Any]) -> Rules:
     """The rules, with patterns from `patterns` where it has them."""
     made: list[Rule] = []
@@ -60,7 +64,9 @@ def build(patterns: dict[str, Any]) -> Rules:
         # The joint form first: where there is a backward, the forward alone must not match.
         for trace, name in ((joint, f"{search.__name__}_training"), (forward_only, search.__name__)):
             made.append(
-                register_replacement(search, replace, [example()], trace, name=name, pattern=patterns.get(name))
+                register_replacement(
+                    search, replace, [example()], trace, name=name, extra_check=_is_real, pattern=patterns.get(name)
+                )
             )
     return tuple(made)
 

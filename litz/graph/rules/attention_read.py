@@ -34,6 +34,8 @@ _MUL = (aten.mul.Tensor, aten.mul.Scalar)
 _DIV = (aten.div.Tensor, aten.div.Scalar)
 _SWAPS = (aten.transpose.int, aten.permute.default, aten.t.default)
 
+_MODERATE = 1e4  # numbers that scores are scaled by, or moved by, without much of their precision being lost
+
 Uniform = Callable[[Any], Any]
 
 
@@ -111,7 +113,7 @@ def _to_softmax(node: fx.Node, found: Attention) -> fx.Node:
         found.leads.append(shape(node)[:-2])
         if node.target in SOFTMAX:
             return node
-        if not is_view(node) and node.target not in _COPY and not _is_float_cast(node):
+        if not is_view(node) and node.target not in _COPY and not _is_cast(node, found.v.meta["val"].dtype):
             raise NoAttention(node, f"{_what(node)} is between the softmax and the product with the values", 0)
         node = _before_views(node, matrix, found)
 
@@ -172,7 +174,7 @@ def _to_product(node: fx.Node, factor: float, found: Attention, uniform: Uniform
                 found.masks.append(Mask(node.args[0], factor * beta, lead))  # type: ignore[arg-type, operator]
             found.q, found.k, found.scale = *_pair(node, 1), factor * alpha  # type: ignore[operator]
             return
-        if is_view(node) or target in _COPY or _is_float_cast(node):
+        if is_view(node) or target in _COPY or _is_cast(node):
             node = _before_views(node, matrix, found)
             continue
         scaled = scale_of(node, uniform)
@@ -192,7 +194,7 @@ def _added(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attention
     """One operand is a mask; the scores are the one that comes from a product."""
     alpha = node.kwargs.get("alpha", 1)
     a, b = node.args[0], node.args[1]
-    if isinstance(b, (int, float)):
+    if isinstance(b, (int, float)) and abs(b) <= _MODERATE:
         return a  # type: ignore[return-value]  # the same number everywhere does not change a softmax
     candidates = [
         (x, m, f) for x, m, f in ((a, b, factor * alpha), (b, a, factor)) if is_tensor(x) and shape(x) == shape(node)
@@ -215,7 +217,7 @@ def _filled(node: fx.Node, factor: float, lead: tuple[int, ...], found: Attentio
         scores, keep, other = node.args[:3]
         inverted = True
     fill = uniform(other)
-    if fill is None or not is_tensor(scores) or shape(scores) != shape(node):  # type: ignore[arg-type]
+    if fill is None or fill != fill or not is_tensor(scores) or shape(scores) != shape(node):  # type: ignore[arg-type]
         raise NoAttention(node, "what replaces masked scores is not one known number", len(found.passed))
     found.masks.append(Mask(keep, factor, lead, fill * factor, inverted))  # type: ignore[arg-type]
     return scores  # type: ignore[return-value]
@@ -226,7 +228,7 @@ def _comes_from_product(node: fx.Node, uniform: Uniform) -> bool:
     for _ in range(32):
         if node.target in PRODUCTS or node.target is aten.baddbmm.default:
             return True
-        if is_view(node) or node.target in _COPY or _is_float_cast(node):
+        if is_view(node) or node.target in _COPY or _is_cast(node):
             node = _source(node)
             continue
         scaled = scale_of(node, uniform)
@@ -252,14 +254,21 @@ def scale_of(node: fx.Node, uniform: Uniform) -> tuple[fx.Node, float] | None:
     if len(node.args) > 2 or node.kwargs:
         return None
     number = b if isinstance(b, (int, float)) else uniform(b)
+    if number is not None and not _is_moderate(number):
+        return None
     if number is not None and is_tensor(a) and shape(a) == shape(node):  # type: ignore[arg-type]
         if node.target in _DIV:
-            return None if number == 0 else (a, 1.0 / number)  # type: ignore[return-value]
+            return a, 1.0 / number  # type: ignore[return-value]
         return a, float(number)  # type: ignore[return-value]
     if node.target in _MUL and is_tensor(b) and shape(b) == shape(node):  # type: ignore[arg-type]
         number = uniform(a)
-        return None if number is None else (b, float(number))  # type: ignore[return-value]
+        return None if number is None or not _is_moderate(number) else (b, float(number))  # type: ignore[return-value]
     return None
+
+
+def _is_moderate(factor: Any) -> bool:
+    """Whether neither it nor what it is multiplied with at another place overflows or is lost: NaN is not."""
+    return 1 / _MODERATE <= abs(factor) <= _MODERATE
 
 
 def operand(
@@ -308,13 +317,14 @@ def _swaps_last_two(node: fx.Node) -> bool:
     return order == [*range(rank - 2), rank - 1, rank - 2]
 
 
-def _is_float_cast(node: fx.Node) -> bool:
+def _is_cast(node: fx.Node, to: torch.dtype | None = None) -> bool:
+    """Whether it only changes the type, to one that has every number of the first: or to `to`, that of the product."""
     if node.target is not aten._to_copy.default or not is_tensor(node.args[0]):
         return False
-    source = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return (
-        source.is_floating_point() and node.meta["val"].is_floating_point() and source.device == node.meta["val"].device
-    )
+    source, cast = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    if not source.is_floating_point() or not cast.is_floating_point() or source.device != cast.device:
+        return False
+    return cast.dtype == to or torch.promote_types(source.dtype, cast.dtype) == cast.dtype
 
 
 def _only_use(node: fx.Node, found: Attention) -> None:

@@ -65,13 +65,13 @@ def _changes_nothing(match: Match, zero: Any) -> bool:
     if zero != 0:
         return False
     result, alpha = match.root.meta["val"], size_of(match.root.kwargs.get("alpha", 1))
-    if isinstance(alpha, Extent):
-        return False  # what zero times it is, NaN included, is known only at run time
+    if result.is_complex() or isinstance(alpha, Extent) or not math.isfinite(alpha):
+        return False  # what zero times it is, NaN included, is known only at run time, or is no zero
     if result.is_floating_point():
         added = math.copysign(1.0, zero) * alpha < 0
         same_signs = added == (match.root.target is aten.add.Tensor)
     else:
-        same_signs = not result.is_complex()
+        same_signs = True
     return same_signs or all(user.target in _BLIND_TO_SIGNS_OF_ZERO for user in match.root.users)
 
 
@@ -85,6 +85,8 @@ def _changes_nothing(match: Match, zero: Any) -> bool:
     any_size=True,
 )
 def times_one(match: Match) -> Any:
+    if match.root.meta["val"].is_complex():
+        return None  # a product of complex numbers spreads NaN and infinity to both parts
     if _same(match, match["a"]) and match.uniform(match["b"]) == 1:
         return match["a"]
     if match.root.target is aten.mul.Tensor and match.uniform(match["a"]) == 1:

@@ -40,7 +40,11 @@ def _tensor(match: Match, taken: fx.Node, since: fx.Node) -> Any:
     writer = disturbed(since, output, ())
     if writer is not None:
         return match.miss("it may write to a tensor that would be shared", writer)
-    return match.miss("its memory reaches the user") if shared_with_user(match.root) else taken
+    if shared_with_user(match.root):
+        return match.miss("its memory reaches the user")
+    # What the user holds may be written to before the backward, which is to find what the forward had: whether a copy
+    # is needed for that is seen in the joint graph.
+    return match.call(torch.clone, taken)
 
 
 @rule(
