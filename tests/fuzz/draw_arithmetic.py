@@ -197,8 +197,9 @@ def product(b: Build) -> None:
         # The fused backward makes the weights again from the logarithm of their sum: it rounds as large scores do.
         of_x = f"torch.tanh({x})" if b.state.training else x
         scores = f"({of_x} * 0.25){q} @ ({y} + 1.0){k}"
-        # Some of these leave an attention, some do not.
-        after = b.one(("", "", " * 0.5", " / 3.0", " + 3.0", " + 1e7", " * 0.0"))
+        # Some of these leave an attention, some do not. Scores that are moved far are alike, and gradients of such are
+        # what rounding leaves of differences.
+        after = b.one(("", "", " * 0.5", " / 3.0", " + 3.0", " + 3.0" if b.state.training else " + 1e7", " * 0.0"))
         b.define(f"torch.softmax(({scores}){after}, -1) @ ({y} * 2.0){v}", x, y, rounds=True)
     elif b.maybe(3):
         b.define(f"{x} @ {x}.mT" if b[x].dim() > 1 else f"{x} @ {x}", x, rounds=True)
