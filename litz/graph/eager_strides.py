@@ -212,19 +212,17 @@ def rule_of(func: Any) -> Rule | None:
 
 def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...] | None:
     """The strides that eager gives the result, where the fake has others."""
+    if not isinstance(result, FakeTensor) or result.dim() < 2:
+        return None
     rule = rule_of(func)
     if rule is None:
         if torch.Tag.pointwise not in func.tags and func not in _ITERATED:
-            return None
-        if not isinstance(result, FakeTensor) or result.dim() < 2:
             return None
         if not _has_one(result) and _plain(args, result):
             return None
         if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
             return None
         rule = _iterated
-    if not isinstance(result, FakeTensor) or result.dim() < 2:
-        return None
     lying = _alike(func, args, result) if rule is _iterated and _has_one(result) else None
     strides = tuple(rule(args, result) if lying is None else lying)
     return None if tuple(result.stride()) == strides else strides
