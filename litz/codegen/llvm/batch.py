@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from litz.codegen.llvm.loops import TRAILING, Rendered
+from litz.codegen.llvm.rendered import TRAILING, Rendered
 from litz.codegen.llvm.team import declare_kernel, start_team, team_place
 from litz.codegen.llvm.writer import Module, Writer
 from litz.loop.contraction import contraction

@@ -17,29 +17,11 @@ from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value, is_positive
 from litz.loop.fault import FAULTS
-from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Reduce, Scan, Store, operands
+from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Store, operands
 from litz.loop.scalar import SCALARS
 
 _ZEROS = "litz.zeros"
 _EVERY_LANE = "litz.every_lane"
-
-
-def depends(body: tuple[Op, ...], reduced: tuple[Axis, ...]) -> dict[str, frozenset[Axis]]:
-    """The axes each value varies over; a reduction takes the reduced ones away."""
-    away = frozenset(reduced)
-    found: dict[str, frozenset[Axis]] = {}
-    for op in body:
-        if isinstance(op, Store):
-            continue
-        axes: frozenset[Axis] = frozenset()
-        if isinstance(op, Load):
-            axes = frozenset(op.index.axes())
-        elif isinstance(op, Index):
-            axes = frozenset(op.expr.axes())
-        for name in operands(op):
-            axes |= found[name]
-        found[op.name] = axes - away if isinstance(op, Reduce) else axes | away if isinstance(op, Scan) else axes
-    return found
 
 
 @dataclass
@@ -51,17 +33,25 @@ class Scope:
     vector: Axis | None  # the axis that runs across lanes
     varies: dict[str, frozenset[Axis]]
     axes: dict[Axis, str] = field(default_factory=dict)  # value of each bound axis, copy 0, lane 0
-    copies: int = 1  # vectors side by side, each one further along the vector axis, unless `shifts` says otherwise
+    copies: int = 1  # vectors side by side
+    apart: int = 0  # elements of the vector axis from one to the next, or as `shifts` says; 0: they touch
     shifts: tuple[Mapping[Axis, int], ...] = ()  # where each copy stands, from where its axes are bound
     spread: frozenset[Axis] = frozenset()  # axes along which copies stand apart, beside the vector axis
-    mask: str | None = None  # lanes that are live; None is all
+    masks: tuple[Operand | None, ...] = (None,)  # what is live of each copy, or of all: None is everything
     values: dict[str, list[Operand]] = field(default_factory=dict)
     error: str = "%error"
     sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
 
     # -- values -------------------------------------------------------------------------------------
     def wide(self, name: str) -> bool:
+        return self.lanes > 1 and self.along(name)
+
+    def along(self, name: str) -> bool:
+        """Whether the value varies along the vector axis, and so from copy to copy."""
         return self.vector is not None and self.vector in self.varies[name]
+
+    def mask(self, copy: int) -> Operand | None:
+        return self.masks[copy] if len(self.masks) > 1 else self.masks[0]
 
     def get(self, name: str, copy: int) -> Operand:
         """Of a value that fewer copies share, each has as many neighbours."""
@@ -70,15 +60,15 @@ class Scope:
 
     def _count(self, name: str) -> int:
         """How many of its copies differ."""
-        return self.copies if self.wide(name) or self.spread & self.varies[name] else 1
+        return self.copies if self.along(name) or self.spread & self.varies[name] else 1
 
     def emit(self, op: Op) -> None:
         if isinstance(op, Store):
-            wide = self.vector is not None and (
-                self.vector in op.index.axes() or any(self.wide(n) for n in operands(op))
+            along = self.vector is not None and (
+                self.vector in op.index.axes() or any(self.along(n) for n in operands(op))
             )
-            for copy in range(self.copies if wide else 1):
-                self._store(op, copy, wide)
+            for copy in range(self.copies if along else 1):
+                self._store(op, copy, along and self.lanes > 1, self.mask(copy) if along else None)
             return
         wide = self.wide(op.name)
         self.values[op.name] = [self._value(op, copy, wide) for copy in range(self._count(op.name))]
@@ -160,7 +150,7 @@ class Scope:
                 return self.writer.add(self.axes[atom], str(self.shifts[copy].get(atom, 0)))
             base = self.axes[atom]
             if atom is self.vector or atom == self.vector:
-                return self.writer.add(base, str(copy * self.lanes))
+                return self.writer.add(base, str(copy * (self.apart or self.lanes)))
             return base
         if isinstance(atom, Value):
             return self.get(atom.name, copy).text
@@ -204,11 +194,13 @@ class Scope:
         step = index.coefficient(self.vector)
         return step is not None and step.is_int and step.int == 1 and not any(self.wide(v.name) for v in index.values())
 
-    def _live(self, mask: Operand | None, lanes: int) -> str | None:
-        if mask is None:
-            return self.mask
-        own = self.writer.splat(mask, lanes).text
-        return own if self.mask is None else self.writer.let(f"and <{lanes} x i1> {own}, {self.mask}")
+    def _live(self, mask: Operand | None, copy: int, lanes: int) -> str | None:
+        """The lanes that are live where only those of `mask` count."""
+        w, here = self.writer, self.mask(copy)
+        known = [w.splat(m, lanes).text for m in (mask, here) if m is not None]
+        if len(known) < 2:
+            return known[0] if known else None
+        return w.let(f"and <{lanes} x i1> {known[0]}, {known[1]}")
 
     def _load(self, op: Load, copy: int, wide: bool) -> Operand:
         w = self.writer
@@ -222,7 +214,7 @@ class Scope:
         lanes, t = self.lanes, f"<{self.lanes} x {element}>"
         if self.vector not in op.index.axes() and not any(self.wide(v.name) for v in op.index.values()):
             # The same element for all lanes, wide only through its mask.
-            live = self._live(mask, lanes)
+            live = self._live(mask, copy, lanes)
             anyone = w.intrinsic("llvm.vector.reduce.or", f"<{lanes} x i1>", live or "splat (i1 true)", result="i1")
             one = self._scalar_load(op, pointer, element, size, Operand(anyone, "b1", 1), copy)
             value = w.splat(one, lanes)
@@ -238,7 +230,7 @@ class Scope:
             mask = None
         else:
             index = self._scalar_index(op.index, copy) if self.contiguous(op.index) else ""
-        live = self._live(mask, lanes)
+        live = self._live(mask, copy, lanes)
         if self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
             if live is None:
@@ -290,7 +282,7 @@ class Scope:
             return w.let(f"getelementptr {element}, ptr {pointer}, <{lanes} x i32> {indices}", "p")
         return w.let(f"getelementptr {element}, ptr {pointer}, <{lanes} x i64> {indices}", "p")
 
-    def _store(self, op: Store, copy: int, wide: bool) -> None:
+    def _store(self, op: Store, copy: int, wide: bool, mask: Operand | None) -> None:
         w = self.writer
         value = self.get(op.value, copy)
         dtype = value.dtype
@@ -312,18 +304,19 @@ class Scope:
             w.emit(f"store {t} {text}, ptr {address}, align {size}")
         elif self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
-            if self.mask is None:
+            if mask is None:
                 w.emit(f"store {t} {text}, ptr {address}, align {size}")
             else:
                 name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
                 w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
-                mask = self._unforeseen(self.mask) if element.startswith("i") else self.mask
-                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {mask})")
+                live = w.splat(mask, lanes).text
+                live = self._unforeseen(live) if element.startswith("i") else live
+                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {live})")
         else:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.scatter.v{lanes}{_suffix(element)}.v{lanes}p0"
             w.module.declare(f"declare void {name}({t}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
-            lives = f"<{lanes} x i1> {self.mask or 'splat (i1 true)'}"
+            lives = f"<{lanes} x i1> {'splat (i1 true)' if mask is None else w.splat(mask, lanes).text}"
             w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, {lives})")
 
     def _unforeseen(self, mask: str) -> str:
@@ -345,8 +338,9 @@ class Scope:
             negative = w.let(f"icmp slt {t} {index}, zeroinitializer")
             index = w.let(f"select {bools} {negative}, {t} {w.let(f'add {t} {index}, {limit}')}, {t} {index}")
         bad = w.let(f"icmp uge {t} {index}, {limit}")
-        if lanes > 1 and self.mask is not None:
-            bad = w.let(f"and {bools} {bad}, {self.mask}")
+        live = self.mask(copy) if lanes > 1 else None
+        if live is not None:
+            bad = w.let(f"and {bools} {bad}, {w.splat(live, lanes).text}")
         raised = bad if lanes == 1 else w.intrinsic("llvm.vector.reduce.or", bools, bad, result="i1")
         with w.when(raised):
             w.emit(f"store i32 {FAULTS[op.fault].code}, ptr {self.error}")
@@ -361,4 +355,4 @@ def _suffix(element: str) -> str:
     return {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
 
 
-__all__ = ["ZERO", "Scope", "depends"]
+__all__ = ["ZERO", "Scope"]

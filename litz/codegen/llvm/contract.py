@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+from litz.codegen.depend import depends
 from litz.codegen.llvm import microkernel
-from litz.codegen.llvm.body import Scope, depends
-from litz.codegen.llvm.loops import TRAILING, Rendered, volume
+from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.microkernel import Tile
 from litz.codegen.llvm.packing import Nest, transpose
+from litz.codegen.llvm.rendered import TRAILING, Rendered
 from litz.codegen.llvm.writer import Module, Operand, Writer
+from litz.codegen.rows import volume
 from litz.loop.contraction import Contraction
 from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
@@ -271,15 +273,15 @@ class _Renderer:
         w = self.w
         w.emit(f"store <{self.lanes} x float> {text}, ptr {w.address('float', target, place)}, align 64")
 
-    def _columns_mask(self, here: str) -> str | None:
+    def _columns_mask(self, here: str) -> Operand | None:
         if self.shape.columns % self.shape.tile.columns == 0:
             return None
         return self.w.lanes_below(here, str(self.shape.columns), self.lanes)
 
-    def _column_frame(self, column: str, mask: str | None) -> Scope:
+    def _column_frame(self, column: str, mask: Operand | None) -> Scope:
         """Lanes run across columns from `column` on."""
         return replace(
-            self.frame, axes={**self.frame.axes, self.column_axis: column}, vector=self.column_axis, mask=mask,
+            self.frame, axes={**self.frame.axes, self.column_axis: column}, vector=self.column_axis, masks=(mask,),
             values=dict(self.frame.values),
         )  # fmt: skip
 
@@ -341,7 +343,7 @@ class _Renderer:
                 with w.loop("0", str(size), lanes) as k:
                     mask = w.lanes_below(k, str(size), lanes) if size % lanes else None
                     frame = replace(
-                        uniform, axes={**uniform.axes, self.inner: k}, mask=mask, values=dict(uniform.values)
+                        uniform, axes={**uniform.axes, self.inner: k}, masks=(mask,), values=dict(uniform.values)
                     )
                     value = self._load(frame, self.found.left)
                     at = w.add(chunk, w.let(f"udiv i64 {k}, {lanes}"))
@@ -367,7 +369,7 @@ class _Renderer:
             read = []
             for step in range(depth):
                 axes = {**self.frame.axes, self.inner: w.add(k, str(step)), axis: row}
-                frame = replace(self.frame, axes=axes, vector=axis, mask=mask, values=dict(self.frame.values))
+                frame = replace(self.frame, axes=axes, vector=axis, masks=(mask,), values=dict(self.frame.values))
                 read.append(self._load(frame, self.found.left).text)
             read += ["zeroinitializer"] * (lanes - depth)
             at = w.add(chunk, w.let(f"udiv i64 {k}, {lanes}"))
@@ -419,13 +421,15 @@ class _Renderer:
         w.emit(f"br label %{done}")
         w.place(done)
 
-    def _finish(self, tile: Tile, rows: str, row: str, column: str, vector: int, copies: int, mask: str | None) -> None:
+    def _finish(
+        self, tile: Tile, rows: str, row: str, column: str, vector: int, copies: int, mask: Operand | None
+    ) -> None:
         w = self.w
         stores = [op for op in self.kernel.body if isinstance(op, Store)]
         needed = definitions_for(self.kernel.body, stores, {self.found.total.name})
         outer = self.frame
         frame = replace(
-            outer, axes={**outer.axes, self.column_axis: column}, vector=self.column_axis, copies=copies, mask=mask,
+            outer, axes={**outer.axes, self.column_axis: column}, vector=self.column_axis, copies=copies, masks=(mask,),
             values=dict(outer.values),
         )  # fmt: skip
         row_axes = set(self.found.rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from litz.codegen.llvm import batch, shim
 from litz.codegen.llvm.body import Scope
-from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.rendered import Rendered
 from litz.codegen.llvm.team import PARALLEL_WORK, call_text, declare_kernel, start_team, threads_for
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import IN_TIME

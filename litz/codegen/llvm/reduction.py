@@ -92,20 +92,30 @@ def better_than(w: Writer, kind: str, new: Operand, old: Operand) -> str:
     return w.let(f"or {bools} {greater}, {w.let(f'and {bools} {new_nan}, {old_ok}')}")
 
 
-def first_best(w: Writer, kind: str, values: Operand, places: Operand) -> Operand:
-    """The position of the best lane; of equal ones, the smallest position, but of NaNs in `argpool` the largest."""
+def first_best(w: Writer, kind: str, values: Operand, places: Operand) -> tuple[Operand, Operand]:
+    """The best lane and its position; of equal ones, the smallest position, but of NaNs in `argpool` the largest."""
+    if values.lanes == 1:
+        return values, places
     best = Operand(w.let(f"extractelement {values.type} {values.text}, i32 0"), values.dtype, 1)
-    place = w.let(f"extractelement {places.type} {places.text}, i32 0")
-    scalar = llvm_type(values.dtype)
+    place = Operand(w.let(f"extractelement {places.type} {places.text}, i32 0"), "i64", 1)
     for lane in range(1, values.lanes):
         value = Operand(w.let(f"extractelement {values.type} {values.text}, i32 {lane}"), values.dtype, 1)
-        here = w.let(f"extractelement {places.type} {places.text}, i32 {lane}")
-        better = better_than(w, kind, value, best)
-        worse = better_than(w, kind, best, value)
-        later = w.let(f"icmp sgt i64 {here}, {place}")
-        # Whichever comes later replaces the other if it is better, and else stays behind it.
-        behind = w.let(f"xor i1 {worse}, true")
-        take = w.let(f"select i1 {later}, i1 {better}, i1 {behind}")
-        best = Operand(w.let(f"select i1 {take}, {scalar} {value.text}, {scalar} {best.text}"), values.dtype, 1)
-        place = w.let(f"select i1 {take}, i64 {here}, i64 {place}")
-    return Operand(place, "i64", 1)
+        here = Operand(w.let(f"extractelement {places.type} {places.text}, i32 {lane}"), "i64", 1)
+        best, place = better_of(w, kind, (best, place), (value, here))
+    return best, place
+
+
+def better_of(
+    w: Writer, kind: str, one: tuple[Operand, Operand], other: tuple[Operand, Operand]
+) -> tuple[Operand, Operand]:
+    """Of two scalars with their positions, the one that a walk in order of positions would end with."""
+    (best, place), (value, here) = one, other
+    better = better_than(w, kind, value, best)
+    worse = better_than(w, kind, best, value)
+    later = w.let(f"icmp sgt i64 {here.text}, {place.text}")
+    # Whichever comes later replaces the other if it is better, and else stays behind it.
+    behind = w.let(f"xor i1 {worse}, true")
+    take = w.let(f"select i1 {later}, i1 {better}, i1 {behind}")
+    found = w.let(f"select i1 {take}, {best.type} {value.text}, {best.type} {best.text}")
+    at = w.let(f"select i1 {take}, i64 {here.text}, i64 {place.text}")
+    return best._replace(text=found), place._replace(text=at)

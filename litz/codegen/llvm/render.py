@@ -17,10 +17,11 @@ from hashlib import blake2b
 from itertools import chain
 
 from litz.codegen.llvm import batch, contract, host, loops, microkernel, shim, team, tiles
-from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.rendered import Rendered
 from litz.codegen.llvm.tiling import tiling
 from litz.codegen.llvm.writer import Module
 from litz.codegen.plan import Native, Run
+from litz.codegen.rows import work_of
 from litz.context import Context
 from litz.loop.contraction import contraction
 from litz.loop.flat import elements, flat_form
@@ -131,7 +132,7 @@ class _Kernels:
         if kernel is None:
             kernel = self.built[key] = self._build(shared, order, flat is not None)
         if flat is not None:
-            kernel = replace(kernel, units=elements(step), work=loops.work_of(step))
+            kernel = replace(kernel, units=elements(step), work=work_of(step))
         if batched and kernel.name not in self._parts:
             if not self._parts:
                 batch.write_walk(self.module)

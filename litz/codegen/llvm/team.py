@@ -5,7 +5,7 @@ In: a rendered kernel. Out: the function that each thread of a team runs, and th
 
 from __future__ import annotations
 
-from litz.codegen.llvm.loops import Rendered
+from litz.codegen.llvm.rendered import Rendered
 from litz.codegen.llvm.writer import Module, Writer
 
 # Fewer scalar operations than this are done sooner than a second thread wakes.

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from litz.codegen.llvm.body import Scope, depends
-from litz.codegen.llvm.lanes import vectors
-from litz.codegen.llvm.loops import TRAILING, Rendered, volume, work_of
+from litz.codegen.depend import depends
+from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.reduction import across_lanes
+from litz.codegen.llvm.rendered import TRAILING, Rendered
 from litz.codegen.llvm.tiling import Tiling
+from litz.codegen.llvm.vectors import vectors
 from litz.codegen.llvm.writer import Module, Operand, Writer, llvm_type
+from litz.codegen.rows import volume, work_of
 from litz.loop.expr import Axis
 from litz.loop.ir import Apply, Buffer, Kernel, Store, definitions_for
 from litz.loop.scalar import SCALARS
@@ -161,7 +163,7 @@ class _Renderer:
             part = self._open(points, copies)
             self._sum(v, mask, part)
             outer = self.frame
-            self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, mask=mask)
+            self.frame = replace(outer, axes={**outer.axes, self.vector: v}, copies=copies, masks=(mask,))
             self._finish(counts, [self._loaded(slot) for slot in part.slots], copies)
             self.frame = outer
 
@@ -176,10 +178,10 @@ class _Renderer:
     def _loaded(self, slot: str) -> Operand:
         return Operand(self.w.let(f"load {llvm_type(self.dtype, self.lanes)}, ptr {slot}"), self.dtype, self.lanes)
 
-    def _sum(self, v: str, mask: str | None, part: _Part) -> None:
+    def _sum(self, v: str, mask: Operand | None, part: _Part) -> None:
         """The products at the vectors from `v` on, over all other reduced axes."""
         outer = self.frame
-        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, mask=mask, values=dict(outer.values))
+        self.frame = replace(outer, axes={**outer.axes, self.vector: v}, masks=(mask,), values=dict(outer.values))
         rolled = [a for a in self.kernel.reduced if a != self.vector and a not in self.tiling.unrolled]
         with ExitStack() as stack:
             for axis in rolled:
@@ -233,8 +235,9 @@ class _Renderer:
         w, lanes = self.w, self.lanes
         a, b = (w.splat(frame.get(name, copy), lanes).text for name in self.tiling.factors)
         text = w.intrinsic("llvm.fma", total.type, a, b, total.text)
-        if self.over_reduced and frame.mask is not None:
-            text = w.let(f"select <{lanes} x i1> {frame.mask}, {total.type} {text}, {total.type} {total.text}")
+        mask = frame.mask(copy)
+        if self.over_reduced and mask is not None:
+            text = w.let(f"select {mask.type} {mask.text}, {total.type} {text}, {total.type} {total.text}")
         return Operand(text, self.dtype, lanes)
 
     def _across(self, part: _Part, point: int) -> Operand:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from litz.codegen.llvm.body import depends
-from litz.codegen.llvm.lanes import vector_axis
+from litz.codegen.depend import depends
+from litz.codegen.lanes import vector_axis
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Apply, Check, Index, Kernel, Load, Reduce, Scan, Store, definitions_for, operands

@@ -201,12 +201,13 @@ class Writer:
             lanes,
         )
 
-    def lanes_below(self, start: str, stop: str, lanes: int) -> str:
+    def lanes_below(self, start: str, stop: str, lanes: int) -> Operand:
         """The mask of lanes `k` with `start + k < stop`."""
         ramp = ", ".join(f"i64 {k}" for k in range(lanes))
         t = f"<{lanes} x i64>"
         here = self.let(f"add {t} {self.splat(Operand(start, 'i64', 1), lanes).text}, <{ramp}>")
-        return self.let(f"icmp slt {t} {here}, {self.splat(Operand(stop, 'i64', 1), lanes).text}")
+        below = self.let(f"icmp slt {t} {here}, {self.splat(Operand(stop, 'i64', 1), lanes).text}")
+        return Operand(below, "b1", lanes)
 
     def intrinsic(self, name: str, type_text: str, *args: str, result: str | None = None) -> str:
         """A call of an intrinsic overloaded on one type, all arguments of that type."""

@@ -1,13 +1,10 @@
-"""Which axis of a kernel runs across the lanes of a vector, and the loops that take it so.
+"""Which axis of a kernel runs across the lanes of a vector.
 
 In: a `Kernel`. Out: one of its axes, or None where each point is better taken by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from litz.codegen.llvm.writer import Writer
 from litz.loop.expr import Axis
 from litz.loop.ir import Kernel, Load, Scan, Store
 
@@ -46,25 +43,3 @@ def vector_axis(kernel: Kernel) -> Axis | None:
 
 def _has_dear_scan(kernel: Kernel) -> bool:
     return any(isinstance(op, Scan) and op.kind == "logaddexp" for op in kernel.body)
-
-
-def vectors(w: Writer, lanes: int, start: str, stop: str, copies: int) -> Iterator[tuple[str, int, str | None]]:
-    """Loops from `start` to `stop`: several vectors at a time, then one at a time with the mask of its live lanes."""
-    step = copies * lanes
-    if start.isdigit() and stop.isdigit():
-        length = int(stop) - int(start)
-        whole = length - length % step
-        if whole:
-            with w.loop(start, str(int(start) + whole), step) as v:
-                yield v, copies, None
-        if whole < length:
-            with w.loop(str(int(start) + whole), stop, lanes) as v:
-                ragged = length % lanes != 0
-                yield v, 1, w.lanes_below(v, stop, lanes) if ragged else None
-        return
-    length_text = w.let(f"sub i64 {stop}, {start}")
-    middle = w.add(start, w.let(f"and i64 {length_text}, {-step}"))
-    with w.loop(start, middle, step) as v:
-        yield v, copies, None
-    with w.loop(middle, stop, lanes) as v:
-        yield v, 1, w.lanes_below(v, stop, lanes)

@@ -1,0 +1,368 @@
+"""Emit the rows of a plan: vectors along one axis, passes over the reduced axes, reductions.
+
+In: a `RowPlan`, and a `Scope` in which the row's own axes are bound. Out: the instructions of one row, as one thread
+of its team runs them. What stands around rows (a loop over them, a block of a grid) is the business of whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from litz.codegen.llvm.body import Scope
+from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
+from litz.codegen.llvm.vectors import live_of, vectors
+from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
+from litz.codegen.plan_cpu import SCRATCH_COPIES
+from litz.codegen.rows import RowPlan
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import Axis, Expr, expr
+from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
+
+_SHORT_SUM = 4  # two to this many steps are added up at a time, where a floating-point sum has many more
+_CUTS = 2  # how often a sum over a size known only at run time is cut
+
+# What the threads of a team found, value and position (of a value alone, none), as what all of them found.
+AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
+Slots = list[tuple[str, "str | None"]]  # where running values are, and running positions
+
+
+class Rows:
+    def __init__(
+        self, plan: RowPlan, writer: Writer, frame: Scope, me: str = "0", across_team: AcrossTeam | None = None
+    ):
+        self.plan, self.w, self.frame, self.me, self.across_team = plan, writer, frame, me, across_team
+        self.kernel = plan.kernel
+        self.vector, self.lanes = plan.vector, plan.lanes
+        self.ops: dict[str, Definition] = {op.name: op for op in plan.kernel.body if not isinstance(op, Store)}
+        self.extent = {a: frame.size(a.size) for a in (*self.kernel.axes, *self.kernel.reduced)}
+        self.kept_slot = {name: self._scratch(name) for name in plan.kept}
+
+    def _scratch(self, name: str) -> str:
+        row = 1
+        for axis in self.kernel.reduced:
+            row *= axis.size.int
+        spare = self.lanes * SCRATCH_COPIES  # a vector may hang over the end
+        count = row + spare if self.plan.over_reduced else row * spare
+        return self.w.slot(f"[{count} x {llvm_type(self._dtype(name))}]")
+
+    # -- rows ---------------------------------------------------------------------------------------
+    def bind(self, row: str) -> None:
+        """The axes of a row, by its number."""
+        self.frame = replace(self.frame, axes={}, values={})
+        rest = row
+        for axis in reversed(self.plan.rows):
+            if axis is self.plan.rows[0]:
+                self.frame.axes[axis] = rest
+                break
+            self.frame.axes[axis] = self.w.let(f"urem i64 {rest}, {self.extent[axis]}", "i")
+            rest = self.w.let(f"udiv i64 {rest}, {self.extent[axis]}", "i")
+
+    def along_vector(self, start: str, stop: str | None) -> None:
+        """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
+        assert self.vector is not None
+        self._hoist_uniform()
+        for v, count, mask in vectors(
+            self.w, self.lanes, start, stop or self.extent[self.vector], self.plan.copies, self.plan.team, self.me
+        ):
+            self.at_vector(v, count, (mask,))
+
+    def _hoist_uniform(self) -> None:
+        """What is the same all along the row is computed before its vectors."""
+        for op in self.plan.passes[0].before:
+            if not isinstance(op, Store) and not self.frame.along(op.name):
+                self.frame.emit(op)
+
+    def at_vector(self, v: str, copies: int, masks: tuple[Operand | None, ...]) -> None:
+        with self._standing_at(v, copies, masks):
+            self.row()
+
+    @contextmanager
+    def _standing_at(self, v: str, copies: int, masks: tuple[Operand | None, ...]) -> Iterator[None]:
+        assert self.vector is not None
+        outer = self.frame
+        self.frame = replace(
+            outer, axes={**outer.axes, self.vector: v}, copies=copies, apart=self.plan.step, masks=masks,
+            values=dict(outer.values),
+        )  # fmt: skip
+        yield
+        self.frame = outer
+
+    def row(self) -> None:
+        if self.plan.held:
+            self._held_row()
+            return
+        for p, one in enumerate(self.plan.passes):
+            for op in one.before:
+                if isinstance(op, Store) or op.name not in self.frame.values:
+                    self.frame.emit(op)
+            if one.sinks:
+                self._pass(p)
+
+    def _held_row(self) -> None:
+        """All of the row at once: every operator is emitted once, for all its vectors."""
+        assert self.vector is not None
+        size, step = self.vector.size.int, self.plan.step
+        mine = self.w.mul(self.me, str(self.lanes))
+        masks = []
+        for end in range(step, self.plan.copies * step + 1, step):
+            v = self.w.add(mine, str(end - step))
+            masks.append(live_of(self.w, v, str(size), self.lanes, self.plan.team, ragged=end > size))
+        outer = self.frame
+        for axis in self.kernel.reduced:
+            outer.axes[axis] = "0"
+        with self._standing_at(mine, self.plan.copies, tuple(masks)):
+            stores = []
+            for op in self.kernel.body:
+                if isinstance(op, Reduce):
+                    slots = self._open(op, self.plan.copies)
+                    self._accumulate(op, slots)
+                    self.frame.values[op.name] = self._close(op, slots)
+                elif isinstance(op, Store):
+                    stores.append(op)
+                else:
+                    self.frame.emit(op)
+            for op in stores:
+                self.frame.emit(op)
+
+    # -- one pass over the reduced axes -------------------------------------------------------------
+    def _pass(self, p: int) -> None:
+        outer = self.frame
+        inner = replace(outer, axes=dict(outer.axes), values=dict(outer.values))
+        one = self.plan.passes[p]
+        reduces = [op for op in one.sinks if isinstance(op, Reduce)]
+        sequential = [a for a in self.kernel.reduced if a != self.vector]
+        copies = self.plan.copies if self.plan.over_reduced else inner.copies
+        accumulators = {op.name: self._open(op, copies) for op in reduces}
+        accumulators |= {op.name: self._open(op, copies) for op in one.ops if isinstance(op, Scan)}
+        self.frame = inner
+        self._reduced_loops(sequential, p, accumulators, copies)
+        self.frame = outer
+        for op in reduces:
+            outer.values[op.name] = self._close(op, accumulators[op.name])
+
+    def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict[str, Slots], copies: int) -> None:
+        if axes:
+            axis, *rest = axes
+            with self._stretch(axis, 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
+                self.frame.axes[axis] = i
+                self._reduced_loops(rest, p, mine, copies)
+            return
+        if not self.plan.over_reduced:
+            self._pass_body(p, accumulators)
+            return
+        assert self.vector is not None
+        with self._stretch(self.vector, copies * self.plan.step, p, accumulators, copies) as (start, stop, mine):
+            for v, count, mask in vectors(self.w, self.lanes, start, stop, copies, self.plan.team, self.me):
+                with self._standing_at(v, count, (mask,)):
+                    self._pass_body(p, mine)
+
+    @contextmanager
+    def _stretch(
+        self, axis: Axis, step: int, p: int, accumulators: dict[str, Slots], copies: int
+    ) -> Iterator[tuple[str, str, dict[str, Slots]]]:
+        """Bounds of a loop over `axis`, and where it accumulates. A long one is cut, and cut again, each stretch summed
+        by itself: no accumulator takes in many numbers, so the error stays as small as that of eager's sums."""
+        sums = [op for op in self.plan.passes[p].sinks if isinstance(op, Reduce) and self._rounds(op)]
+        with ExitStack() as stack:
+            start, stop = "0", self.extent[axis]
+            for length in self._lengths(axis, step) if sums else ():
+                start = stack.enter_context(self.w.loop(start, stop, length))
+                stop = self.w.minimum(self.w.add(start, length), stop)
+                inner = accumulators | {op.name: self._open(op, copies) for op in sums}
+                stack.callback(self._add_up, sums, accumulators, inner)
+                accumulators = inner
+            yield start, stop, accumulators
+
+    def _lengths(self, axis: Axis, step: int) -> list[str]:
+        """How long the stretches of a sum are, the longest first. Where the size is known only at run time, so are
+        they: as many cuts, each into as many parts as the size asks for."""
+        if axis.size.is_int:
+            levels = max((axis.size.int // step).bit_length() - _SHORT_SUM + 1, 0) // _SHORT_SUM
+            return [str(step << (level * _SHORT_SUM)) for level in range(levels, 0, -1)]
+        w = self.w
+        steps = w.let(f"udiv i64 {self.extent[axis]}, {step}")
+        w.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
+        bits = w.let(f"sub i64 {64 + _CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
+        power = w.intrinsic("llvm.smax", "i64", w.let(f"udiv i64 {bits}, {_CUTS + 1}"), str(_SHORT_SUM))
+        return [w.let(f"shl i64 {step}, {w.mul(power, str(level))}") for level in range(_CUTS, 0, -1)]
+
+    def _add_up(self, sums: list[Reduce], totals: dict[str, Slots], parts: dict[str, Slots]) -> None:
+        for op in sums:
+            lanes, dtype = self._acc_lanes(op), self._dtype(op.value)
+            t = llvm_type(dtype, lanes)
+            for (total, _), (part, _) in zip(totals[op.name], parts[op.name], strict=True):
+                both = (Operand(self.w.let(f"load {t}, ptr {slot}"), dtype, lanes) for slot in (total, part))
+                self.w.emit(f"store {t} {combine(self.w, op.kind, *both).text}, ptr {total}")
+
+    def _rounds(self, op: Reduce) -> bool:
+        return op.kind == "sum" and DTYPES[self._dtype(op.value)].kind == "float"
+
+    def _pass_body(self, p: int, accumulators: dict[str, Slots]) -> None:
+        frame, one, kept = self.frame, self.plan.passes[p], self.plan.kept
+        for op in one.ops:
+            name = op.name
+            if kept.get(name, p) < p:
+                frame.values[name] = self._recall(name, op.dtype)
+                continue
+            if isinstance(op, Scan):
+                frame.values[name] = self._accumulate(op, accumulators[name])
+                continue
+            frame.emit(op)
+            if kept.get(name) == p:
+                self._keep(name)
+        for sink in one.sinks:
+            if isinstance(sink, Reduce):
+                self._accumulate(sink, accumulators[sink.name])
+            else:
+                frame.emit(sink)
+
+    # -- what is kept for later passes --------------------------------------------------------------
+    def _kept_address(self, name: str, dtype: str, copy: int) -> str:
+        flat = self._flat([axis for axis in self.kernel.reduced if axis != self.vector])
+        if self.plan.over_reduced:
+            assert self.vector is not None
+            index = self.frame.index(flat * self.vector.size + self.vector, copy, 1).text
+        else:
+            index = self.w.add(
+                self.w.mul(self.frame.index(flat, 0, 1).text, str(self.lanes * SCRATCH_COPIES)), str(copy * self.lanes)
+            )
+        return self.w.let(f"getelementptr {llvm_type(dtype)}, ptr {self.kept_slot[name]}, i64 {index}", "p")
+
+    def _keep(self, name: str) -> None:
+        for copy, value in enumerate(self.frame.values[name]):
+            address = self._kept_address(name, value.dtype, copy)
+            # Scratch has room for whole vectors, so dead lanes may be written.
+            self.w.emit(f"store {value.type} {value.text}, ptr {address}, align {DTYPES[value.dtype].bytes}")
+
+    def _recall(self, name: str, dtype: str) -> list[Operand]:
+        lanes = self.lanes if self.frame.wide(name) else 1
+        t = llvm_type(dtype, lanes)
+        return [
+            Operand(
+                self.w.let(f"load {t}, ptr {self._kept_address(name, dtype, copy)}, align {DTYPES[dtype].bytes}"),
+                dtype,
+                lanes,
+            )
+            for copy in range(self.frame.copies if self.frame.along(name) else 1)
+        ]
+
+    # -- reductions ---------------------------------------------------------------------------------
+    @staticmethod
+    def _flat(axes: list[Axis]) -> Expr:
+        flat = expr(0)
+        for axis in axes:
+            flat = flat * axis.size + axis
+        return flat
+
+    def _side_by_side(self, op: Reduce | Scan) -> bool:
+        """Whether it has a running value for each lane and copy."""
+        return self.plan.over_reduced or self.frame.along(op.value)
+
+    def _acc_lanes(self, op: Reduce | Scan) -> int:
+        return self.lanes if self._side_by_side(op) else 1
+
+    def _open(self, op: Reduce | Scan, copies: int) -> Slots:
+        """Stack slots for the running value (and the running position) of each vector side by side."""
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        slots: Slots = []
+        for _ in range(copies if self._side_by_side(op) else 1):
+            slot = self.w.slot(llvm_type(dtype, lanes))
+            start = self.w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
+            self.w.emit(f"store {start.type} {start.text}, ptr {slot}")
+            place = None
+            if op.kind.startswith("arg"):
+                place = self.w.slot(llvm_type("i64", lanes))
+                self.w.emit(f"store {llvm_type('i64', lanes)} zeroinitializer, ptr {place}")
+            slots.append((slot, place))
+        return slots
+
+    def _dtype(self, name: str) -> str:
+        return self.ops[name].dtype
+
+    def _accumulate(self, op: Reduce | Scan, slots: Slots) -> list[Operand]:
+        """The running value, where it stands after this step; nothing of a position."""
+        made: list[Operand] = []
+        w, frame = self.w, self.frame
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        t = llvm_type(dtype, lanes)
+        factors = self._factors(op)
+        for copy in range(frame.copies if self._side_by_side(op) else 1):
+            slot, place = slots[copy]
+            mask = frame.mask(copy) if self.plan.over_reduced else None
+            if factors is not None:
+                a, b = (w.splat(frame.get(name, copy), lanes).text for name in factors)
+                old = w.let(f"load {t}, ptr {slot}")
+                total = w.intrinsic("llvm.fma", t, a, b, old)
+                if mask is not None:
+                    total = w.let(f"select {mask.type} {mask.text}, {t} {total}, {t} {old}")
+                made.append(Operand(total, dtype, lanes))
+                w.emit(f"store {t} {total}, ptr {slot}")
+                continue
+            value = w.splat(frame.get(op.value, copy), lanes)
+            if mask is not None and place is None:
+                start = w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), lanes)
+                value = Operand(
+                    w.let(f"select {mask.type} {mask.text}, {t} {value.text}, {t} {start.text}"), dtype, lanes
+                )
+            old = w.let(f"load {t}, ptr {slot}")
+            if place is None:
+                step = running if isinstance(op, Scan) else combine
+                made.append(step(w, op.kind, Operand(old, dtype, lanes), value))
+                w.emit(f"store {t} {made[-1].text}, ptr {slot}")
+                continue
+            better = better_than(w, op.kind, value, Operand(old, dtype, lanes))
+            bools, indices = llvm_type("b1", lanes), llvm_type("i64", lanes)
+            if mask is not None:
+                better = w.let(f"and {bools} {better}, {w.splat(mask, lanes).text}")
+            flat = self._flat(list(self.kernel.reduced))
+            here = w.splat(frame.index(flat, copy, lanes if self.plan.over_reduced else 1), lanes)
+            old_place = w.let(f"load {indices}, ptr {place}")
+            best = w.let(f"select {bools} {better}, {t} {value.text}, {t} {old}")
+            best_place = w.let(f"select {bools} {better}, {indices} {here.text}, {indices} {old_place}")
+            w.emit(f"store {t} {best}, ptr {slot}")
+            w.emit(f"store {indices} {best_place}, ptr {place}")
+        return made
+
+    def _factors(self, op: Reduce | Scan) -> tuple[str, ...] | None:
+        """What is multiplied, where products are summed: multiplied and added at once, they are rounded once."""
+        term = self.ops[op.value]
+        if not (isinstance(op, Reduce) and op.kind == "sum" and term.dtype in ("f32", "f64")):
+            return None
+        if not (isinstance(term, Apply) and term.op == "mul" and all(name in self.frame.values for name in term.args)):
+            return None
+        return term.args
+
+    def _close(self, op: Reduce, slots: Slots) -> list[Operand]:
+        """The finished reduction: one scalar if lanes were reduced, else a vector a copy."""
+        w = self.w
+        lanes = self._acc_lanes(op)
+        dtype = self._dtype(op.value)
+        t = llvm_type(dtype, lanes)
+        found = [Operand(w.let(f"load {t}, ptr {slot}"), dtype, lanes) for slot, _ in slots]
+        places = [
+            Operand(w.let(f"load {llvm_type('i64', lanes)}, ptr {place}"), "i64", lanes)
+            for _, place in slots
+            if place is not None
+        ]
+        if not self.plan.over_reduced:
+            return places or found
+        if places:
+            best, place = first_best(w, op.kind, found[0], places[0])
+            if self.across_team is not None:
+                _, found_place = self.across_team(op.kind, best, place)
+                assert found_place is not None
+                place = found_place
+            return [place]
+        while len(found) > 1:
+            pairs = zip(found[::2], found[1::2], strict=False)
+            found = [*(combine(w, op.kind, a, b) for a, b in pairs), *found[len(found) & ~1 :]]
+        live = self.vector.size.int if self.vector is not None and self.vector.size.is_int else lanes
+        total = across_lanes(w, op.kind, found[0], live if self.plan.team == 1 else lanes)
+        return [total if self.across_team is None else self.across_team(op.kind, total, None)[0]]
+
+
+__all__ = ["AcrossTeam", "Rows"]

@@ -1,0 +1,170 @@
+"""Plan a kernel as rows: how its loops are walked, before a word of code is written.
+
+In: a `Kernel`. Out: its `RowPlan`, frozen and printable; `plan_cpu.py` and `plan_gpu.py` choose for their machines.
+
+A row is one point of the parallel axes other than the vector axis. Along the vector axis, a thread holds `lanes`
+elements side by side, and `copies` such vectors at a time. A team of threads shares a row: each has its vectors, and
+what a reduction found in its own it combines with what the others found. On a CPU a team is one thread.
+
+Each reduction ends a pass over the reduced axes; what later passes need of earlier ones is computed again from cached
+loads, or, where that is dear, kept. A row that is `held` has no passes: all of it is in registers at once, so every
+value is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from litz.codegen.depend import depends
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import ONE, Axis, Expr
+from litz.loop.ir import Apply, Definition, Kernel, Op, Reduce, Scan, Store, definitions_for, operands
+from litz.loop.passes import pass_of_each
+from litz.loop.scalar import SCALARS
+
+_DEAR = 8  # an operator this costly is kept for later passes rather than computed again
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the reduced axes, and what is done before it, once a row."""
+
+    before: tuple[Op, ...]  # stores come last: memory may be planned so that one overwrites what the row has loaded
+    ops: tuple[Definition, ...]  # computed at every step
+    sinks: tuple[Op, ...]  # the reductions and stores that it is made for
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    kernel: Kernel
+    vector: Axis | None  # runs across lanes, and across the threads of a team
+    lanes: int
+    copies: int  # vectors side by side
+    team: int  # threads that share a row
+    held: bool  # the whole row is in registers
+    passes: tuple[Pass, ...]  # the last may have nothing but what is done after all walks
+    kept: Mapping[str, int]  # value -> the pass that computes it for those to come
+
+    @cached_property
+    def rows(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.kernel.axes if a != self.vector)
+
+    @cached_property
+    def over_reduced(self) -> bool:
+        """Whether lanes are reduced too."""
+        return self.vector in self.kernel.reduced
+
+    @cached_property
+    def varies(self) -> dict[str, frozenset[Axis]]:
+        return depends(self.kernel.body, self.kernel.reduced)
+
+    @property
+    def step(self) -> int:
+        """Elements from one vector of a thread to its next."""
+        return self.lanes * self.team
+
+    def __str__(self) -> str:
+        along = "no axis" if self.vector is None else f"{self.vector.name}, {self.lanes} x {self.copies}"
+        lines = [
+            f"rows({', '.join(f'{a.name}: {a.size}' for a in self.rows)}) along {along} by {self.team}"
+            f"{', held' if self.held else ''}"
+        ]
+        for number, one in enumerate(self.passes):
+            lines += [f"  {_shown(op)}" for op in one.before]
+            if one.sinks:
+                lines.append(f"  pass {number} over {', '.join(a.name for a in self.kernel.reduced)}:")
+                kept = {name for name, first in self.kept.items() if first < number}
+                lines += [f"    {'kept ' if op.name in kept else ''}{_shown(op)}" for op in one.ops]
+                lines += [f"    {_shown(op)}" for op in one.sinks]
+        return "\n".join(lines)
+
+
+def _shown(op: Op) -> str:
+    if isinstance(op, Store):
+        return f"{op.buffer}[{op.index}] {'=' if op.update is None else op.update} {op.value}"
+    what = op.op if isinstance(op, Apply) else op.kind if isinstance(op, (Reduce, Scan)) else type(op).__name__.lower()
+    return f"{op.name}: {op.dtype} = {what}({', '.join(operands(op))})"
+
+
+def volume(axes: Iterable[Axis]) -> Expr:
+    total = ONE
+    for axis in axes:
+        total = total * axis.size
+    return total
+
+
+def work_of(kernel: Kernel) -> int:
+    """Scalar operations in all, at the likely sizes."""
+    points = 1
+    for axis in (*kernel.axes, *kernel.reduced):
+        points *= axis.size.hint
+    return points * sum(SCALARS[op.op].cost if isinstance(op, Apply) else 1 for op in kernel.body)
+
+
+def plan_passes(kernel: Kernel, varies: Mapping[str, frozenset[Axis]]) -> tuple[Pass, ...]:
+    """The operators of the body, each in the pass it runs in or, if fixed in the row, before which it runs."""
+    reduced = frozenset(kernel.reduced)
+    sinks: dict[int, list[Op]] = {}
+    before: dict[int, list[Op]] = {}
+    for op, stage in zip(kernel.body, pass_of_each(kernel), strict=True):
+        if isinstance(op, Store):
+            in_row = any(varies[name] & reduced for name in operands(op)) or bool(op.index.axes() & reduced)
+            in_row = in_row or (op.update is not None and bool(reduced))
+            (sinks if in_row else before).setdefault(stage, []).append(op)
+        elif isinstance(op, Reduce):
+            sinks.setdefault(stage, []).append(op)
+        elif not varies[op.name] & reduced:
+            before.setdefault(stage, []).append(op)
+    walks = max(sinks, default=-1) + 1
+    return tuple(
+        Pass(
+            tuple(sorted(before.get(p, ()), key=lambda op: isinstance(op, Store))),
+            tuple(needed(kernel, varies, sinks.get(p, ()))),
+            tuple(sinks.get(p, ())),
+        )
+        for p in range(walks + 1)
+    )
+
+
+def needed(
+    kernel: Kernel, varies: Mapping[str, frozenset[Axis]], sinks: Iterable[Op], kept: frozenset[str] = frozenset()
+) -> list[Definition]:
+    """The values of the row that `sinks` need, in order; those kept from an earlier pass end the search."""
+    sinks = list(sinks)
+    reduced = frozenset(kernel.reduced)
+    ops = [op for op in kernel.body if not isinstance(op, Store)]
+    fixed = {op.name for op in ops if not varies[op.name] & reduced}
+    found = definitions_for(kernel.body, sinks, fixed | kept)
+    direct = {name for op in (*sinks, *found) for name in operands(op)} & kept
+    return [op for op in ops if op.name in direct or op in found]
+
+
+def keep_what_is_dear(
+    kernel: Kernel, varies: Mapping[str, frozenset[Axis]], passes: tuple[Pass, ...], room: int, width: int
+) -> tuple[tuple[Pass, ...], dict[str, int]]:
+    """The passes, where dear values are computed in one and kept for those behind it, in `room` bytes; a row of a value
+    takes `width` times its length."""
+    length = volume(kernel.reduced)
+    if not length.is_int:
+        return passes, {}  # what it takes must be known
+    kept: dict[str, int] = {}
+    for p, one in enumerate(passes):
+        for op in one.ops:
+            dear = isinstance(op, Apply) and SCALARS[op.op].cost >= _DEAR and op.op != "cast"
+            later = any(op in other.ops for other in passes[p + 1 :])
+            size = length.int * DTYPES[op.dtype].bytes * width
+            if dear and later and op.name not in kept and size <= room and op.dtype != "b1":
+                room -= size
+                kept[op.name] = p
+    if not kept:
+        return passes, kept
+    shorter = []
+    for p, one in enumerate(passes):
+        known = frozenset(n for n, first in kept.items() if first < p)
+        shorter.append(Pass(one.before, tuple(needed(kernel, varies, one.sinks, known)), one.sinks))
+    return tuple(shorter), kept
+
+
+__all__ = ["Pass", "RowPlan", "keep_what_is_dear", "needed", "plan_passes", "volume", "work_of"]
