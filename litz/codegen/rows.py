@@ -13,14 +13,14 @@ value is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from litz.codegen.depend import depends
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
-from litz.loop.ir import Apply, Definition, Kernel, Op, Reduce, Scan, Store, definitions_for, operands
+from litz.loop.ir import POSITIONS, Apply, Definition, Kernel, Op, Reduce, Scan, Store, definitions_for, operands
 from litz.loop.passes import pass_of_each
 from litz.loop.scalar import SCALARS
 
@@ -128,6 +128,18 @@ def plan_passes(kernel: Kernel, varies: Mapping[str, frozenset[Axis]]) -> tuple[
     )
 
 
+def may_be_held(kernel: Kernel, vector: Axis, passes: Sequence[Pass]) -> bool:
+    """Whether a row, short enough, can be in registers whole: its elements lie along the vector axis, and several
+    passes want them. A position would need its vectors in order."""
+    return (
+        vector.size.is_int
+        and tuple(a for a in kernel.reduced if a.size is not ONE) == (vector,)
+        and sum(bool(one.sinks) for one in passes) > 1
+        and not kernel.ordered
+        and not any(isinstance(op, Reduce) and op.kind in POSITIONS for op in kernel.body)
+    )
+
+
 def needed(
     kernel: Kernel, varies: Mapping[str, frozenset[Axis]], sinks: Iterable[Op], kept: frozenset[str] = frozenset()
 ) -> list[Definition]:
@@ -167,4 +179,4 @@ def keep_what_is_dear(
     return tuple(shorter), kept
 
 
-__all__ = ["Pass", "RowPlan", "keep_what_is_dear", "needed", "plan_passes", "volume", "work_of"]
+__all__ = ["Pass", "RowPlan", "keep_what_is_dear", "may_be_held", "needed", "plan_passes", "volume", "work_of"]
