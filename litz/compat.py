@@ -169,7 +169,13 @@ def openmp_library() -> str | None:
     return _loaded_library("libgomp") or _loaded_library("libomp") or _loaded_library("libiomp5")
 
 
-def _loaded_library(stem: str) -> str | None:
+def gpu_libraries() -> tuple[str, ...]:
+    """Paths of the driver and of the library that holds ATen's part for GPUs, where this process has them."""
+    found = (_loaded_library("libcuda", beside_torch=False), _loaded_library("libtorch_cuda", beside_torch=False))
+    return tuple(path for path in found if path is not None)
+
+
+def _loaded_library(stem: str, beside_torch: bool = True) -> str | None:
     import os
     from pathlib import Path
 
@@ -183,6 +189,8 @@ def _loaded_library(stem: str) -> str | None:
                     return path
     except OSError:
         pass  # no procfs on this system: look beside torch instead
+    if not beside_torch:
+        return None
     for found in sorted((Path(torch.__file__).parent / "lib").glob(stem + "*")):
         return str(found)
     return None

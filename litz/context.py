@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from litz.options import Options
 from litz.report import HISTORY, Built, Fallback, Firing, NearMiss, Occasion, Report, Snapshot, Told
-from litz.target import Target
+from litz.target import Machine
 
 
 class Lasting(Protocol):
@@ -34,7 +34,7 @@ class Lasting(Protocol):
 @dataclass
 class Context:
     options: Options
-    target: Target
+    target: Machine
     cache: Lasting | None = None
     timings: dict[str, float] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)

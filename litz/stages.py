@@ -18,7 +18,7 @@ from litz.loop.ir import Program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
 from litz.runtime.artifact import Artifact
-from litz.runtime.cpu import Executable
+from litz.runtime.executable import Executable
 
 STAGES = (
     "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Union
 
 from litz.compat import torch_exports
 from litz.errors import OptionError, UnsupportedPlatform
@@ -70,6 +71,31 @@ class Target:
         """What a processor must have to run code for this one."""
         return frozenset(feature[1:] for feature in self.features.split(",") if feature.startswith("+"))
 
+    @property
+    def host(self) -> Target:
+        """The processor that a program is called from."""
+        return self
+
+    @property
+    def generates_products(self) -> bool:
+        """Whether generated matrix products and convolutions may be better than those of libraries."""
+        return True
+
+    @property
+    def walks_in_order(self) -> bool:
+        """Whether a row is soon walked by one thread, as what depends on the order of its steps must be."""
+        return True
+
+    @property
+    def calls_libraries(self) -> bool:
+        """Whether kernels may call mathematical functions of libraries."""
+        return True
+
+    @property
+    def device(self) -> str:
+        """What torch calls it."""
+        return "cpu"
+
     def cache_key_entries(self) -> dict[str, str]:
         """The target's share of a cache key, as named entries."""
         return {
@@ -84,6 +110,55 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.cpu} ({self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'})"
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """A GPU of NVIDIA's. `cpu` and `features` are LLVM's names of the instructions to use, all of which later GPUs have
+    too; `host` is the processor that starts its kernels."""
+
+    host: Target
+    cpu: str
+    features: str
+    processors: int
+
+    arch = "nvptx64"
+    device = "cuda"
+    vector_bytes = 16
+    vector_registers = 32
+    threads = 1
+    l2_bytes = 0
+    generates_products = False
+    walks_in_order = False
+    calls_libraries = False
+
+    def lanes(self, element_bytes: int) -> int:
+        return self.vector_bytes // element_bytes
+
+    def cache_key_entries(self) -> dict[str, str]:
+        return self.host.cache_key_entries() | {
+            "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.cpu} ({self.processors} multiprocessors)"
+
+
+Machine = Union[Target, GpuTarget]
+# The newest instructions that are asked for, and what LLVM calls the language that has them.
+_NEWEST_GPU, _PTX = 90, "+ptx80"
+_OLDEST_GPU = 70
+
+
+def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
+    """The GPU that torch calls `cuda:index`."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    level = 10 * properties.major + properties.minor
+    if level < _OLDEST_GPU:
+        raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 7.0 or newer.")
+    return GpuTarget(detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count)
 
 
 def detect(threads: int | None = None) -> Target:

@@ -11,7 +11,7 @@ import torch
 from torch.fx.graph_module import _loader
 
 from litz.runtime.arena import ARENA, Arena
-from litz.runtime.cpu import Executable, Frame
+from litz.runtime.executable import Executable, Frame
 from litz.runtime.link import Code
 
 

@@ -39,10 +39,10 @@ def load(path: str | Path) -> Loaded:
 def _for_this_processor(package: Package, file: Path) -> Compiled:
     here = detect(None)
     for level in package.levels:
-        target = level.forward.target
+        target = level.forward.target.host
         if target.arch == here.arch and target.features_needed <= here.features_needed:
             return level
-    least = package.levels[-1].forward.target
+    least = package.levels[-1].forward.target.host
     lacking = sorted(least.features_needed - here.features_needed)
     without = f", and this one lacks {', '.join(lacking)}" if least.arch == here.arch else ""
     raise UnsupportedPlatform(

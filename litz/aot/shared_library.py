@@ -70,16 +70,16 @@ def link(package: Package, file: Path, name: str) -> None:
     data, places = packed(package)
     messages, levels = Messages(), []
     parts: dict[str, Sequence[bytes]] = {}
-    least = package.levels[-1].forward.target  # whose code runs wherever any of it does
+    least = package.levels[-1].forward.target.host  # whose code runs wherever any of it does
     ranges = [(r.name, r.least, r.most) for r in package.ranges]
     answers = {answer: _in_words(answer, package) for answer in package.asked}
     for artifact in (compiled.forward for compiled in package.levels):
         held = dict(zip(inputs[len(package.arguments) :], package.constants, strict=True))
         held |= dict(enumerate(artifact.constants, len(signature.inputs)))
         constants = [Constant(place, places[id(tensor)]) for place, tensor in held.items()]
-        module, function = Module(), f"{name}_run_{artifact.target.isa}"
+        module, function = Module(), f"{name}_run_{artifact.target.host.isa}"
         size = write_entry(module, function, artifact.plan, arguments, constants, ranges, answers, messages)
-        levels.append(Level(artifact.target.isa, function, size, artifact.target.features_needed))
+        levels.append(Level(artifact.target.host.isa, function, size, artifact.target.host.features_needed))
         parts[function] = [*artifact.objects, *build([module.text()], least)]
     front = Module()
     write_front(front, name, levels, messages, least.arch)

@@ -28,7 +28,7 @@ from litz.options import Options
 from litz.recall import Made, compile_or_recall
 from litz.report import Occasion
 from litz.runtime.cache import cache_of
-from litz.target import detect
+from litz.target import Machine, detect, detect_gpu
 
 Strides = Sequence["tuple[Any, ...] | None"] | None
 
@@ -82,8 +82,16 @@ def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen
     return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
 
 
-def _context(options: Options, occasion: Occasion) -> Context:
-    return Context(options, detect(options.threads), cache_of(os.environ), occasion=occasion)
+def _context(options: Options, occasion: Occasion, inputs: Sequence[Any] = ()) -> Context:
+    return Context(options, _target(options, inputs), cache_of(os.environ), occasion=occasion)
+
+
+def _target(options: Options, inputs: Sequence[Any]) -> Machine:
+    """The machine that the inputs are on."""
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and x.device.type == "cuda":
+            return detect_gpu(x.device.index, options.threads)
+    return detect(options.threads)
 
 
 def _occasion(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Occasion:
@@ -101,7 +109,7 @@ def compile_or_leave(
 ) -> Callable[..., Any]:
     """The function compiled, or, where it cannot be, itself and a note that says so."""
     training = _needs_grad(function, inputs)
-    ctx = _context(options, occasion or Occasion(training=training))
+    ctx = _context(options, occasion or Occasion(training=training), inputs)
     try:
         return compile_or_recall(
             function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
@@ -146,7 +154,7 @@ def _compile_for_all_sizes(
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
     strides = _eager_strides(graph_module)
-    ctx = _context(options, occasion)
+    ctx = _context(options, occasion, inputs)
 
     def compile(given: Sequence[Any]) -> Made:
         while True:
@@ -200,9 +208,12 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
         if type(whole).__name__ == "DTensor":
             return "an input is a DTensor: what is spread over devices is not compiled"
         tensors = [t for t in tensors if t is not whole] + parts_of(whole)
+    devices = {t.device for t in tensors}
+    if len(devices) > 1:
+        return f"inputs are on {' and '.join(sorted(map(str, devices)))}: a graph is compiled for one device"
     for t in tensors:
-        if t.device.type != "cpu":
-            return f"an input is on {t.device}: only CPU tensors are compiled"
+        if t.device.type not in ("cpu", "cuda"):
+            return f"an input is on {t.device}: tensors of CPUs and of NVIDIA's GPUs are compiled"
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     if any(_counts_from_storage(node) for node in graph_module.graph.nodes):

@@ -30,7 +30,7 @@ from litz.loop.operator import TORCHS_OWN
 from litz.ops.sizes import roughly
 from litz.options import Options
 from litz.source import source_digest
-from litz.target import Target
+from litz.target import Machine
 
 _MODULES = ("torch", "operator", "_operator", "builtins", "math", "litz")  # whose versions are in the key
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -41,7 +41,7 @@ class Uncacheable(Exception):
 
 
 def key_entries(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Target
+    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Machine
 ) -> dict[str, str]:
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")

@@ -62,6 +62,7 @@ class HostPlan:
     shared: tuple[Span, ...]  # temporaries in the arena
     owned: frozenset[str]  # buffers that a called operator allocates
     workspace: int  # bytes, for all threads together
+    written: frozenset[str]  # inputs that a call changes
 
     @property
     def apart(self) -> tuple[Apart, ...]:
@@ -117,9 +118,10 @@ def host_plan(
 ) -> HostPlan:  # fmt: skip
     """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some."""
     items = _items(program, layout, runs, constants)
+    written = {name for step in program.steps for name in step.writes if program.buffers[name].kind == "input"}
     return HostPlan(
         program.buffers, program.inputs, program.outputs, program.sizes, program.numbers, items, slots, layout.shared,
-        layout.owned, workspace,
+        layout.owned, workspace, frozenset(written),
     )  # fmt: skip
 
 

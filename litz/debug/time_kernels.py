@@ -19,7 +19,7 @@ import torch
 from litz.frontdoor import compile
 from litz.loop.contraction import contraction
 from litz.loop.ir import Call, Kernel, Program, Step, View
-from litz.runtime.cpu import Bound, Executable
+from litz.runtime.executable import Bound, Executable
 from litz.schedule.memory import Layout
 
 

@@ -129,7 +129,7 @@ def _compiled(
     module = Module()
     write_attempt(module, artifact.plan, form, len(artifact.constants))
     (attempt,) = build([module.text()], artifact.target)
-    return Boxed(form, _results(artifact), (*artifact.objects, attempt), artifact.constants, artifact.target)
+    return Boxed(form, _results(artifact), (*artifact.objects, attempt), artifact.constants, artifact.target.host)
 
 
 def _results(artifact: Artifact) -> tuple[TensorForm, ...]:

@@ -103,7 +103,7 @@ class _Pass:
         """Whether it makes whole vectors of channels contiguous, in a window that Litz generates."""
         x, w = image.meta["val"], weight.meta["val"]
         _stride, padding, _dilation, transposed, _output_padding, groups = rest[1:7]
-        if transposed or x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu":
+        if transposed or x.dim() != 4 or x.dtype != torch.float32 or not self.ctx.target.generates_products:
             return False
         if any(isinstance(size, torch.SymInt) for size in (*x.shape, *w.shape)):
             return False  # called as it is

@@ -41,7 +41,8 @@ def convolution(
         groups,
     )
     spatial = len(x.sizes) - 2
-    if transposed or spatial < 1 or not all(s.is_int for s in (*x.sizes, *weight.sizes)):
+    fixed = all(s.is_int for s in (*x.sizes, *weight.sizes))
+    if transposed or spatial < 1 or not fixed or not b.ctx.target.generates_products:
         return b.library(node, library, {})
     fake = node.meta["val"]
     out_shape = [expr(int(s)) for s in fake.shape]

@@ -61,6 +61,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
+from litz.ops.here import why_not_here
 from litz.ops.refused import is_refused
 from litz.ops.registry import LOWERINGS, lowering_of
 from litz.ops.sizes import number_held, number_sources, size_sources
@@ -192,6 +193,7 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
     if not _typed(args, node.meta.get("val")):
         return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
     try:
+        made = len(builder.steps)
         result = lowering(builder, node, *args, **kwargs)
     except (LitzError, DoesNotFit):
         raise
@@ -202,6 +204,10 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         ) from error  # fmt: skip
     if result is NotImplemented:
         return builder.call(node, args, kwargs, "this form has no lowering")
+    why = next(filter(None, (why_not_here(step, builder.ctx.target) for step in builder.steps[made:])), None)
+    if why is not None:
+        del builder.steps[made:]
+        return builder.call(node, args, kwargs, why)
     return result
 
 

@@ -23,10 +23,14 @@ _LEAST_COLUMNS = 16
 _FEW_ROWS = 12  # a tile of them reads the columns once
 
 
+def _is_generated(b: Builder) -> bool:
+    return b.ctx.target.generates_products and b.ctx.target.vector_bytes >= 32
+
+
 def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
     """Whether the generated product is expected to beat the library's for this shape."""
     choice = b.ctx.options.matmul
-    if choice == "library" or dtype != "f32" or b.ctx.target.vector_bytes < 32:
+    if choice == "library" or dtype != "f32" or not _is_generated(b):
         return False
     if not (columns.is_int and depth.is_int):
         return False  # the panels of columns are laid out when the program is built
@@ -40,8 +44,10 @@ def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool
 
 def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
     """Whether the product is one of few rows by columns that the second cache holds: fed straight from memory."""
-    if b.ctx.options.matmul == "library" or dtype != "f32" or not (rows.is_int and columns.is_int and depth.is_int):
+    if b.ctx.options.matmul == "library" or dtype != "f32" or not b.ctx.target.generates_products:
         return False
+    if not (rows.is_int and columns.is_int and depth.is_int):
+        return False  # what it reads is fixed when the program is built
     return 0 < rows.int <= _FEW_ROWS and 0 < 4 * columns.int * depth.int <= b.ctx.target.l2_bytes
 
 

@@ -2,7 +2,7 @@
 
 In: a rendered program and its object code. Out: an `Artifact`, frozen; and `Compiled`, all of a captured function.
 Nothing in them is a function of this process, so they can be written to disk (`encode.py`), carried to another process
-and loaded there (`cpu.py` runs them).
+and loaded there (`executable.py` runs them).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from litz.codegen.plan import HostPlan
 from litz.graph.signature import Signature, Training
 from litz.loop.formula import Formula
 from litz.report import Built, Told
-from litz.target import Target
+from litz.target import Machine
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Artifact:
     plan: HostPlan
     objects: tuple[bytes, ...]  # object code: the kernels, each in a file of its own, then the host functions
     constants: tuple[torch.Tensor, ...]  # the plan's last inputs
-    target: Target
+    target: Machine
     built: Built  # what the report says of it
 
 

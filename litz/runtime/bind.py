@@ -9,7 +9,7 @@ from litz.capture.autograd import Absent, Differentiable
 from litz.capture.run_graph import as_written
 from litz.capture.wrappers import wrap
 from litz.runtime.artifact import Artifact, Compiled
-from litz.runtime.cpu import Executable
+from litz.runtime.executable import Executable
 
 Backward = Callable[[Absent], Artifact]  # given the tangents that do not exist
 

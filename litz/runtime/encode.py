@@ -30,13 +30,13 @@ from litz.report import Built, Fallback, Firing, NearMiss, Occasion, Told
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.schedule.memory import Apart
 from litz.schedule.place import Span
-from litz.target import Target
+from litz.target import GpuTarget, Target
 
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, HostPlan, Input, Item, Kept,
-        Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent, Target, Told,
+        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuTarget, HostPlan, Input, Item,
+        Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent, Target, Told,
         Training, View, ViewStep, Window,
     )
 }  # fmt: skip

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from litz.codegen.llvm.build import llvm, target_machine
-from litz.compat import openmp_library, torch_library
+from litz.codegen.llvm.gpu_kernels import FUNCTIONS
+from litz.compat import gpu_libraries, openmp_library, torch_library
 from litz.errors import CompileError
+from litz.runtime.driver import Kernels, is_ptx
 from litz.runtime.elf import ObjectFile
 from litz.runtime.load import Loaded, can_load
-from litz.target import Target
+from litz.target import Machine, Target
 
 # What every host function takes: the table of pointers, the workspace, the table of sizes, the error cell.
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -21,10 +23,17 @@ HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.
 class Code:
     """Machine code, alive as long as this object is."""
 
-    def __init__(self, objects: Sequence[bytes], target: Target):
+    def __init__(self, objects: Sequence[bytes], target: Machine):
+        on_device = [made for made in objects if is_ptx(made)]
+        objects = [made for made in objects if not is_ptx(made)]
+        self._kernels = Kernels(on_device) if on_device else None
+        handles = self._kernels.handles if self._kernels is not None else []
+        self._table = (ctypes.c_void_p * len(handles))(*handles)
+        own = {FUNCTIONS: ctypes.addressof(self._table)}
+        address_of = lambda name: own.get(name) or _address_of(name)  # noqa: E731
         files = [ObjectFile(made) for made in objects]
-        _check_symbols(files, target)
-        self._code = Loaded(files, _address_of) if can_load(files) else _Engine(objects, target)
+        _check_symbols(files, target.host, address_of)
+        self._code = Loaded(files, address_of) if can_load(files) else _Engine(objects, target.host)
 
     def function(self, name: str, prototype: Any = HOST_FUNCTION) -> Any:
         return prototype(self._code.address(name))
@@ -53,7 +62,7 @@ class _Engine:
 
 
 def _libraries() -> list[str]:
-    return [path for path in (openmp_library(), torch_library()) if path is not None]
+    return [path for path in (openmp_library(), torch_library(), *gpu_libraries()) if path is not None]
 
 
 @lru_cache(maxsize=None)
@@ -67,14 +76,14 @@ def _address_of(name: str) -> int:
     return 0
 
 
-def _check_symbols(files: Iterable[ObjectFile], target: Target) -> None:
+def _check_symbols(files: Iterable[ObjectFile], target: Target, address_of: Callable[[str], int]) -> None:
     """Whether the process has all that the code calls."""
     wanted: set[str] = set()
     defined: set[str] = set()
     for file in files:
         for name, is_defined in _symbols(file):
             (defined if is_defined else wanted).add(name)
-    missing = sorted(name for name in wanted - defined if not _address_of(name))
+    missing = sorted(name for name in wanted - defined if not address_of(name))
     if missing:
         raise CompileError(
             f"generated code for {target} calls {', '.join(missing)}, which this process does not have",

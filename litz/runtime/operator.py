@@ -19,7 +19,7 @@ from litz.loop.operator import TORCHS_OWN, operator_named, taken_apart
 from litz.schedule.lifetimes import writes_in_place
 
 if TYPE_CHECKING:
-    from litz.runtime.cpu import Executable, Frame
+    from litz.runtime.executable import Executable, Frame
 
 
 def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Operator:
             raise CallError(f"{self.call.target} returned shape {tuple(tensor.shape)} where {sizes} was traced")
         plain = tensor.dtype == dtype and tensor.stride() == strides and tensor.storage_offset() == 0
         if self.copies or not plain or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
-            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="cpu").copy_(tensor)
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device=tensor.device).copy_(tensor)
         frame.tensors[expected.buffer] = tensor
         frame.slots[self.executable.slots[expected.buffer]] = tensor.data_ptr()
 

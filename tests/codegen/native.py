@@ -17,7 +17,7 @@ from litz.loop.verify import verify
 from litz.options import Options
 from litz.report import Built
 from litz.runtime.artifact import Artifact
-from litz.runtime.cpu import Executable
+from litz.runtime.executable import Executable
 from litz.schedule.memory import plan_memory
 from litz.target import Target, detect
 

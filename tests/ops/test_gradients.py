@@ -11,7 +11,7 @@ from litz.context import Context
 from litz.ops.lower import lower
 from litz.options import Options
 from litz.pipeline import compile_graph
-from litz.runtime.cpu import Executable
+from litz.runtime.executable import Executable
 from litz.target import detect
 from tests import small_models
 from tests.ops import cases_backward, cases_optimizer

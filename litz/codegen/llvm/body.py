@@ -8,7 +8,9 @@ value is the same in every lane, vectors (several side by side, if asked) where 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import gcd
 
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
@@ -209,7 +211,10 @@ class Scope:
         pointer = self.pointers[op.buffer]
         mask = None if op.mask is None else self.get(op.mask, copy)
         if not wide:
-            return self._scalar_load(op, pointer, element, size, mask, copy)
+            here = self.mask(copy) if self.along(op.name) else None
+            if mask is not None and here is not None:
+                here = Operand(w.let(f"and i1 {mask.text}, {here.text}"), "b1", 1)
+            return self._scalar_load(op, pointer, element, size, here or mask, copy)
         assert self.vector is not None
         lanes, t = self.lanes, f"<{self.lanes} x {element}>"
         if self.vector not in op.index.axes() and not any(self.wide(v.name) for v in op.index.values()):
@@ -223,7 +228,7 @@ class Scope:
                 op.dtype,
                 lanes,
             )
-        if mask is not None and mask.lanes == 1 and self.contiguous(op.index):
+        if mask is not None and mask.lanes == 1 and self.contiguous(op.index) and not w.module.dialect.branches:
             # All lanes or none: zeros are read from elsewhere. A masked load whose address no page stands behind,
             # as at the edge of an image, costs hundreds of cycles even when no lane is live.
             pointer, index = self._or_zeros(mask, op, pointer, element, copy), "0"
@@ -234,7 +239,9 @@ class Scope:
         if self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
             if live is None:
-                text = w.let(f"load {t}, ptr {address}, align {size}")
+                text = w.let(f"load {t}, ptr {address}, align {self._alignment(op.index, size)}")
+            elif (whole := self._all_or_none(mask, copy)) is not None:
+                text = self._when_live(whole, t, address, self._alignment(op.index, size))
             else:
                 name = f"@llvm.masked.load.v{lanes}{_suffix(element)}.p0"
                 w.module.declare(f"declare {t} {name}(ptr, i32, <{lanes} x i1>, {t})")
@@ -249,6 +256,29 @@ class Scope:
             text = w.let(f"icmp ne {t} {text}, zeroinitializer")
         return Operand(text, op.dtype, lanes)
 
+    def _all_or_none(self, mask: Operand | None, copy: int) -> Operand | None:
+        """Whether the whole vector is live, where its lanes do not differ in that."""
+        known = [m for m in (mask, self.mask(copy)) if m is not None]
+        if not known or any(m.lanes > 1 for m in known):
+            return None
+        if len(known) == 1:
+            return known[0]
+        return Operand(self.writer.let(f"and i1 {known[0].text}, {known[1].text}"), "b1", 1)
+
+    def _alignment(self, index: Expr, size: int) -> int:
+        """Of a vector's address: buffers are aligned, and vectors begin at multiples of their width."""
+        if not self.writer.module.dialect.aligned:
+            return size
+        return size * gcd(self.lanes, *(factor for monomial, factor in index.terms if monomial != (self.vector,)))
+
+    def _when_live(self, mask: Operand, t: str, address: str, alignment: int) -> str:
+        """What is there, or zeros, which takes no reading."""
+        w, cell = self.writer, self.writer.slot(t)
+        w.emit(f"store {t} zeroinitializer, ptr {cell}")
+        with w.when(mask.text):
+            w.emit(f"store {t} {w.let(f'load {t}, ptr {address}, align {alignment}')}, ptr {cell}")
+        return w.let(f"load {t}, ptr {cell}")
+
     def _or_zeros(self, mask: Operand, op: Load, pointer: str, element: str, copy: int) -> str:
         """The address of the first lane, or of zeros where the mask is false."""
         w = self.writer
@@ -259,6 +289,10 @@ class Scope:
     def _scalar_load(self, op: Load, pointer: str, element: str, size: int, mask: Operand | None, copy: int) -> Operand:
         w = self.writer
         index = self._scalar_index(op.index, copy)
+        if mask is not None and w.module.dialect.branches:
+            address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
+            text = self._when_live(mask, element, address, size)
+            return Operand(w.let(f"icmp ne i8 {text}, 0") if op.dtype == "b1" else text, op.dtype, 1)
         if mask is not None:
             # A masked scalar reads a harmless zero instead of branching.
             safe = w.slot(element)
@@ -301,11 +335,15 @@ class Scope:
             text = w.let(f"zext {value.type} {text} to {t}")
         if not wide:
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
-            w.emit(f"store {t} {text}, ptr {address}, align {size}")
+            with w.when(mask.text) if mask is not None else nullcontext():
+                w.emit(f"store {t} {text}, ptr {address}, align {size}")
         elif self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {self._scalar_index(op.index, copy)}", "p")
             if mask is None:
-                w.emit(f"store {t} {text}, ptr {address}, align {size}")
+                w.emit(f"store {t} {text}, ptr {address}, align {self._alignment(op.index, size)}")
+            elif mask.lanes == 1:
+                with w.when(mask.text):
+                    w.emit(f"store {t} {text}, ptr {address}, align {self._alignment(op.index, size)}")
             else:
                 name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
                 w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
@@ -338,12 +376,12 @@ class Scope:
             negative = w.let(f"icmp slt {t} {index}, zeroinitializer")
             index = w.let(f"select {bools} {negative}, {t} {w.let(f'add {t} {index}, {limit}')}, {t} {index}")
         bad = w.let(f"icmp uge {t} {index}, {limit}")
-        live = self.mask(copy) if lanes > 1 else None
+        live = self.mask(copy) if self.along(op.name) else None
         if live is not None:
             bad = w.let(f"and {bools} {bad}, {w.splat(live, lanes).text}")
         raised = bad if lanes == 1 else w.intrinsic("llvm.vector.reduce.or", bools, bad, result="i1")
         with w.when(raised):
-            w.emit(f"store i32 {FAULTS[op.fault].code}, ptr {self.error}")
+            w.emit(w.module.dialect.fault.format(code=FAULTS[op.fault].code, cell=self.error))
             if not is_positive(op.limit):
                 # There may be no place to read or write instead: the kernel ends here, since the call fails anyway.
                 w.emit("ret void")

@@ -22,7 +22,9 @@ from typing import Any
 from litz.context import Lasting
 from litz.errors import CompileError
 from litz.source import source_digest
-from litz.target import Target
+from litz.target import GpuTarget, Machine
+
+GPU_TRIPLE = "nvptx64-nvidia-cuda"
 
 
 @lru_cache(maxsize=1)
@@ -36,8 +38,14 @@ def llvm() -> Any:
     return binding
 
 
-def target_machine(target: Target) -> Any:
+def target_machine(target: Machine) -> Any:
     """A new one each time: an engine that it is given to owns it from then on."""
+    if isinstance(target, GpuTarget):
+        binding = llvm()
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+        gpu = binding.Target.from_triple(GPU_TRIPLE)
+        return gpu.create_target_machine(cpu=target.cpu, features=target.features, opt=3)
     triple = llvm().Target.from_default_triple()
     # Code that may lie anywhere: the same object is loaded into this process or linked into a shared library.
     return triple.create_target_machine(
@@ -45,7 +53,7 @@ def target_machine(target: Target) -> Any:
     )
 
 
-def build(modules: Sequence[str], target: Target, store: Lasting | None = None) -> tuple[bytes, ...]:
+def build(modules: Sequence[str], target: Machine, store: Lasting | None = None) -> tuple[bytes, ...]:
     """The object code of each module. What this process has built lately is not built again, nor what `store` has."""
     return Building(target, store).finish(modules)
 
@@ -53,14 +61,16 @@ def build(modules: Sequence[str], target: Target, store: Lasting | None = None) 
 class Building:
     """Modules on their way to object code, while others are still being written."""
 
-    def __init__(self, target: Target, store: Lasting | None = None):
+    def __init__(self, target: Machine, store: Lasting | None = None):
         self._target, self._store = target, store
         self._workers = ThreadPoolExecutor(_threads(), "litz-build")  # a thread starts when there is work for it
         self._begun: dict[str, Future[bytes]] = {}
 
     def begin(self, module: str) -> None:
         if module not in self._begun:
-            self._begun[module] = self._workers.submit(_kept, module, self._target, self._store)
+            on_device = module.startswith(f'target triple = "{GPU_TRIPLE}"')
+            machine = self._target if on_device else self._target.host
+            self._begun[module] = self._workers.submit(_kept, module, machine, self._store)
 
     def finish(self, modules: Sequence[str]) -> tuple[bytes, ...]:
         """The object code of these, in their order."""
@@ -70,7 +80,7 @@ class Building:
             return tuple(self._begun[module].result() for module in modules)
 
 
-def _kept(text: str, target: Target, store: Lasting | None) -> bytes:
+def _kept(text: str, target: Machine, store: Lasting | None) -> bytes:
     code_for = f"{llvm().llvm_version_info} {target.cpu} {target.features}"
     key = blake2b(f"{source_digest()}\n{code_for}\n{text}".encode(), digest_size=20).hexdigest()
     found = _LATELY.get(key)
@@ -91,13 +101,13 @@ def _threads() -> int:
         return os.cpu_count() or 1
 
 
-def object_of(text: str, target: Target) -> bytes:
-    """The object code of one module."""
+def object_of(text: str, target: Machine) -> bytes:
+    """The object code of one module; for a GPU, its PTX."""
     with _TOOLS.lent(target) as (machine, passes, builder):
-        return _object_of(text, machine, passes, builder)
+        return _object_of(text, machine, passes, builder, is_object=not isinstance(target, GpuTarget))
 
 
-def _object_of(text: str, machine: Any, passes: Any, builder: Any) -> bytes:
+def _object_of(text: str, machine: Any, passes: Any, builder: Any, is_object: bool) -> bytes:
     binding = llvm()
     lib = binding.ffi.lib
     context = binding.create_context()  # no other thread's
@@ -110,7 +120,7 @@ def _object_of(text: str, machine: Any, passes: Any, builder: Any) -> bytes:
     module.data_layout = str(machine.target_data)
     _alone(lib.LLVMPY_RunNewModulePassManager)(passes, module, builder)
     with binding.ffi.OutputString() as message:
-        memory = _alone(lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, 1, message)
+        memory = _alone(lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, int(is_object), message)
         if not memory:
             raise _refused(text, str(message))
     try:
@@ -124,7 +134,11 @@ def _alone(function: Any) -> Any:
     return getattr(function, "_cfn", function)
 
 
-def _passes(binding: Any, machine: Any) -> tuple[Any, Any]:
+def _passes(binding: Any, machine: Any, thorough: bool) -> tuple[Any, Any]:
+    if thorough:
+        # What a driver makes of PTX leaves the order of things as it is, and does not look across branches.
+        builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+        return builder.getModulePassManager(), builder
     # The text is vectorised and hoisted already: registers for the stack slots are all it lacks.
     passes = binding.create_new_module_pass_manager()
     passes.add_sroa_pass()
@@ -153,16 +167,16 @@ class _Tools:
     used again, since llvmlite does not give all of its memory back."""
 
     def __init__(self) -> None:
-        self._idle: dict[Target, list[tuple[Any, Any, Any]]] = {}
+        self._idle: dict[Machine, list[tuple[Any, Any, Any]]] = {}
 
     @contextmanager
-    def lent(self, target: Target) -> Iterator[tuple[Any, Any, Any]]:
+    def lent(self, target: Machine) -> Iterator[tuple[Any, Any, Any]]:
         idle = self._idle.setdefault(target, [])
         try:
             tools = idle.pop()
         except IndexError:
             machine = target_machine(target)
-            tools = (machine, *_passes(llvm(), machine))
+            tools = (machine, *_passes(llvm(), machine, isinstance(target, GpuTarget)))
         try:
             yield tools
         finally:

@@ -30,7 +30,7 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
                 return convert(Arithmetic(m.w, "f32", m.lanes), convert(m, x, "f32"), "f16")
             made = m.cast("fpext" if target.bytes > source.bytes else "fptrunc", x, m.t, t)
             # LLVM would move the cast behind a choice such as `x < 0 ? 0 : x`, and lose the sign of x's zeros.
-            return m.w.intrinsic("llvm.arithmetic.fence", t, made)
+            return m.w.intrinsic("llvm.arithmetic.fence", t, made) if m.w.module.dialect.fences else made
         return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
     if source.kind == "float":
         if target.bytes >= 4:
@@ -55,6 +55,9 @@ def _from_bfloat16(m: Arithmetic, x: str) -> str:
 
 def _to_bfloat16(m: Arithmetic, x: str) -> str:
     """Round to nearest, ties to even; NaN stays NaN."""
+    if m.w.module.dialect.bfloat:
+        short = "bfloat" if m.lanes == 1 else f"<{m.lanes} x bfloat>"
+        return m.cast("bitcast", m.cast("fptrunc", x, m.t, short), short, llvm_type("bf16", m.lanes))
     bits = m.cast("bitcast", x, m.t, m.int_t)
     odd = m.i("and", m.i("lshr", bits, m.c(16, "i32"), m.int_t), m.c(1, "i32"), m.int_t)
     rounded = m.i("add", m.i("add", bits, odd, m.int_t), m.c(0x7FFF, "i32"), m.int_t)

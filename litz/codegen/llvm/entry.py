@@ -1,4 +1,4 @@
-"""The entry of a program for callers without Python: LLVM that does what `runtime/cpu.py` does around native code.
+"""The entry of a program for callers without Python: LLVM that does what `runtime/executable.py` does around code.
 
 In: a `HostPlan` whose items are all native, the specs of its arguments, and where its constants lie. Out: a function
 in a module, which checks arguments, finds memory and runs the native code. `front.py` has what C sees of it.

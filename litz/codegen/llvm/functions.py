@@ -15,7 +15,7 @@ from litz.loop.dtype import DTYPES
 def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> Operand:
     """`accuracy` is how SLEEF's name ends; `-`: it does not."""
     dtype, lanes = args[0].dtype, args[0].lanes
-    widths = (size // DTYPES[dtype].bytes for size in writer.module.function_bytes)
+    widths = (size // DTYPES[dtype].bytes for size in writer.module.dialect.function_bytes)
     width = next((width for width in widths if width <= lanes), 1)
     letter = "f" if dtype == "f32" else ""
     function = f"{name}{letter}"

@@ -7,13 +7,8 @@ between operators that only Python can call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from litz.codegen.llvm import batch, shim
+from litz.codegen.llvm import shim
 from litz.codegen.llvm.body import Scope
-from litz.codegen.llvm.rendered import Rendered
-from litz.codegen.llvm.team import PARALLEL_WORK, call_text, declare_kernel, start_team, threads_for
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import IN_TIME
 from litz.loop.expr import Expr
@@ -23,14 +18,6 @@ from litz.loop.ir import Call
 # Lines of one function: what LLVM needs for a function grows faster than the function.
 _LONGEST_PART = 512
 _PARAMETERS = "ptr %slots, ptr %workspace, ptr %sizes, ptr %error"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel's function, and the buffers that stand for its own, in the same order."""
-
-    kernel: Rendered
-    buffers: tuple[str, ...]
 
 
 def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
@@ -44,38 +31,18 @@ def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
 class HostWriter:
     """One host function; a long one is several, called one after the other."""
 
-    def __init__(self, module: Module, name: str, slots: dict[str, int], threads: int, sizes: tuple[str, ...]):
-        self.w, self.name, self.slots, self.threads, self.sizes = Writer(module), name, slots, threads, sizes
+    def __init__(
+        self, module: Module, name: str, slots: dict[str, int], sizes: tuple[str, ...], device: shim.Device
+    ):
+        self.w, self.name, self.slots, self.sizes, self.device = Writer(module), name, slots, sizes, device
         self.parts: list[str] = []
 
     def pointer(self, buffer: str) -> str:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
         return self.w.let(f"load ptr, ptr {address}")
 
-    def launch(self, launches: Sequence[Launch]) -> None:
-        """Kernels that wait for nothing of each other."""
-        self._make_room()
-        if len(launches) == 1:
-            self._launch(*launches)
-            return
-        team = self.threads if sum(launch.kernel.work for launch in launches) >= PARALLEL_WORK else 1
-        batch.launch(self.w, [(launch.kernel, [self.slots[b] for b in launch.buffers]) for launch in launches], team)
-
-    def _launch(self, launch: Launch) -> None:
-        kernel = launch.kernel
-        pointers = [self.pointer(b) for b in launch.buffers]
-        team = threads_for(kernel, self.threads)
-        units = size_text(self.w, kernel.units, self.sizes)
-        if team == 1:
-            declare_kernel(self.w.module, kernel)
-            self.w.emit(call_text(kernel, pointers, "%workspace", "%error", "0", units))
-            return
-        data = self.w.slot(f"[{len(pointers) + 4} x ptr]", 8)
-        for position, pointer in enumerate([*pointers, "%workspace", "%sizes", "%error"]):
-            self.w.emit(f"store ptr {pointer}, ptr {self.w.address('ptr', data, position)}")
-        self.w.emit(f"store i64 {units}, ptr {self.w.address('ptr', data, len(pointers) + 3)}")
-        self.w.module.declare(f"declare void @{kernel.name}.team(ptr)")
-        start_team(self.w, f"{kernel.name}.team", data, team)
+    def size(self, e: Expr) -> str:
+        return size_text(self.w, e, self.sizes)
 
     def stop_if_failed(self, held: list[str]) -> None:
         """From here on the caller can see what is done; a call that has failed ends, and says that it was in time."""
@@ -89,14 +56,15 @@ class HostWriter:
 
     def call(self, call: Call) -> list[str]:
         """A library operator through the C shim; the buffers it allocated."""
-        self._make_room()
-        return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes)
+        self.make_room()
+        return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes, self.device)
 
     def release(self, buffers: list[str]) -> None:
         for name in buffers:
             shim.release(self.w, self.w.module, self.pointer(shim.handle_slot(name)))
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """A function that has grown long is closed, and the next part of it begun."""
         if len(self.w.lines) >= _LONGEST_PART:
             self._close_part()
 

@@ -23,6 +23,9 @@ def inline(writer: Writer, name: str, args: Sequence[Operand], result: str) -> O
     arithmetic = Arithmetic(writer, first.dtype, first.lanes)
     if name == "cast":
         return Operand(convert(arithmetic, args[0].text, result), result, first.lanes)
+    own = writer.module.dialect.own.get((name, first.dtype))
+    if own is not None:
+        return Operand(own(arithmetic, [a.text for a in args]), result, first.lanes)
     if first.dtype == "f64" and name in _SLEEF_IN_DOUBLE:
         return sleef(writer, name, "u10", args)
     return Operand(_INLINE[name](arithmetic, [a.text for a in args]), result, first.lanes)

@@ -116,15 +116,25 @@ class Rows:
             stores = []
             for op in self.kernel.body:
                 if isinstance(op, Reduce):
-                    slots = self._open(op, self.plan.copies)
-                    self._accumulate(op, slots)
-                    self.frame.values[op.name] = self._close(op, slots)
+                    self.frame.values[op.name] = [self._together(op, self._terms(op))]
                 elif isinstance(op, Store):
                     stores.append(op)
                 else:
                     self.frame.emit(op)
             for op in stores:
                 self.frame.emit(op)
+
+    def _terms(self, op: Reduce) -> list[Operand]:
+        """What each vector of a held row adds to the reduction."""
+        dtype, terms = self._dtype(op.value), []
+        start = self.w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), self.lanes)
+        for copy in range(self.plan.copies):
+            value, mask = self.w.splat(self.frame.get(op.value, copy), self.lanes), self.frame.mask(copy)
+            if mask is not None:
+                chosen = f"select {mask.type} {mask.text}, {value.type} {value.text}, {value.type} {start.text}"
+                value = value._replace(text=self.w.let(chosen))
+            terms.append(value)
+        return terms
 
     # -- one pass over the reduced axes -------------------------------------------------------------
     def _pass(self, p: int) -> None:
@@ -357,12 +367,17 @@ class Rows:
                 assert found_place is not None
                 place = found_place
             return [place]
+        return [self._together(op, found)]
+
+    def _together(self, op: Reduce, found: list[Operand]) -> Operand:
+        """What vectors side by side make together, with those of the team's other threads."""
+        w, lanes = self.w, self.lanes
         while len(found) > 1:
             pairs = zip(found[::2], found[1::2], strict=False)
             found = [*(combine(w, op.kind, a, b) for a, b in pairs), *found[len(found) & ~1 :]]
         live = self.vector.size.int if self.vector is not None and self.vector.size.is_int else lanes
         total = across_lanes(w, op.kind, found[0], live if self.plan.team == 1 else lanes)
-        return [total if self.across_team is None else self.across_team(op.kind, total, None)[0]]
+        return total if self.across_team is None else self.across_team(op.kind, total, None)[0]
 
 
 __all__ = ["AcrossTeam", "Rows"]

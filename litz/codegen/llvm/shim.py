@@ -8,7 +8,8 @@ The shim's parameters follow from the operator's schema by fixed rules, so a row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,15 +23,34 @@ from litz.loop.ir import Call, Number, Program, View
 from litz.loop.operator import operator_named
 from litz.schedule.lifetimes import OUT_VARIANTS
 
-SHIMS: dict[str, str] = {
-    "aten::mm": "aoti_torch_cpu_mm_out",
-    "aten::addmm": "aoti_torch_cpu_addmm_out",
-    "aten::bmm": "aoti_torch_cpu_bmm_out",
-    "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
-    "aten::convolution": "aoti_torch_cpu_convolution",
-    "aten::cumsum": "aoti_torch_cpu_cumsum",
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
-}
+_OF_ALL = {
+    "aten::mm": "mm_out", "aten::addmm": "addmm_out", "aten::bmm": "bmm_out", "aten::baddbmm": "baddbmm_out",
+    "aten::convolution": "convolution",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where operators find their tensors: the shim's number of the kind, and what it calls its functions."""
+
+    kind: int
+    shims: Mapping[str, str]  # operator -> function
+    slots: tuple[str, ...] = ()  # in which the caller says more of it
+
+
+DEVICE_SLOT, STREAM_SLOT = "the device", "the stream"
+DEVICES = {
+    "cpu": Device(0, {name: f"aoti_torch_cpu_{function}" for name, function in _OF_ALL.items()} | {
+        "aten::cumsum": "aoti_torch_cpu_cumsum",
+        "aten::_scaled_dot_product_flash_attention_for_cpu":
+            "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
+    }),
+    "cuda": Device(1, {name: f"aoti_torch_cuda_{function}" for name, function in _OF_ALL.items()} | {
+        "aten::_scaled_dot_product_flash_attention": "aoti_torch_cuda__scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention": "aoti_torch_cuda__scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention": "aoti_torch_cuda__scaled_dot_product_cudnn_attention",
+    }, (DEVICE_SLOT, STREAM_SLOT)),
+}  # fmt: skip
 
 # What host functions leave in the error cell.
 OPERATOR_FAILED = LAST_FAULT + 1
@@ -38,9 +58,9 @@ OPERATOR_FAILED = LAST_FAULT + 1
 SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
 
 
-def native_calls(program: Program) -> frozenset[str]:
+def native_calls(program: Program, device: Device) -> frozenset[str]:
     """Names of the calls made from native code: the shim has them, and no Python code needs their results."""
-    native = {c.name: c for c in program.calls if c.target in SHIMS and _describable(c)}
+    native = {c.name: c for c in program.calls if c.target in device.shims and _describable(c)}
     makers: dict[str, list[Call]] = {}
     for call in native.values():
         if call.target not in OUT_VARIANTS:
@@ -68,10 +88,12 @@ def _describable(call: Call) -> bool:
     )
 
 
-def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]) -> list[str]:
+def write_call(
+    w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...], device: Device
+) -> list[str]:
     """Emit the call; the names of the buffers whose handles the caller must release after their last use."""
     schema = operator_named(call.target)._schema
-    emitter = _CallWriter(w, call, slots, module, sizes)
+    emitter = _CallWriter(w, call, slots, module, sizes, device)
     values = _in_schema_order(schema, call)
     parameters: list[str] = []
     if call.target in OUT_VARIANTS:
@@ -86,7 +108,7 @@ def write_call(w: Writer, call: Call, slots: dict[str, int], module: Module, siz
             cell = w.slot("ptr", 8)
             returned.append((result, cell))
             parameters.append(f"ptr {cell}")
-    function = SHIMS[call.target]
+    function = device.shims[call.target]
     types = ", ".join(p.rsplit(" ", 1)[0] for p in parameters)
     module.declare(f"declare i32 @{function}({types})")
     status = w.let(f"call i32 @{function}({', '.join(parameters)})")
@@ -137,8 +159,10 @@ def _in_schema_order(schema: Any, call: Call) -> list[Any]:
 
 
 class _CallWriter:
-    def __init__(self, w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...]):
-        self.w, self.call, self.slots, self.module = w, call, slots, module
+    def __init__(
+        self, w: Writer, call: Call, slots: dict[str, int], module: Module, sizes: tuple[str, ...], device: Device
+    ):
+        self.w, self.call, self.slots, self.module, self.device = w, call, slots, module, device
         self.handles: list[str] = []
         self.frame = Scope(w, {}, {}, 1, None, {}, sizes=w.load_sizes(sizes))
 
@@ -167,12 +191,19 @@ class _CallWriter:
         self.module.declare(f"declare i32 {name}(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64)")
         status = w.let(
             f"call i32 {name}(ptr {data}, i64 {len(view.sizes)}, ptr {sizes}, ptr {strides}, i64 0, "
-            f"i32 {SCALAR_TYPE[view.dtype]}, i32 0, i32 0, ptr {cell}, i32 0, ptr null, i64 0)"
+            f"i32 {SCALAR_TYPE[view.dtype]}, {self._place()}, ptr {cell}, i32 0, ptr null, i64 0)"
         )
         self.stop_if(w.let(f"icmp ne i32 {status}, 0"), OPERATOR_FAILED)
         handle = w.let(f"load ptr, ptr {cell}")
         self.handles.append(handle)
         return handle
+
+    def _place(self) -> str:
+        """The kind of device, and which one of it."""
+        if DEVICE_SLOT not in self.slots:
+            return f"i32 {self.device.kind}, i32 0"
+        index = self.w.let(f"ptrtoint ptr {self._slot(DEVICE_SLOT)} to i32")
+        return f"i32 {self.device.kind}, i32 {index}"
 
     def argument(self, kind: str, value: Any) -> list[str]:
         """The C parameters that stand for one argument of the schema."""
@@ -252,7 +283,7 @@ class _CallWriter:
         module.declare("declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)")
         module.declare("declare i32 @aoti_torch_copy_(ptr, ptr, i32)")
         form = f"i64 {len(result.sizes)}, ptr {sizes}, ptr {strides}, i32 {SCALAR_TYPE[result.dtype]}"
-        made = w.let(f"call i32 @aoti_torch_empty_strided({form}, i32 0, i32 0, ptr {cell})")
+        made = w.let(f"call i32 @aoti_torch_empty_strided({form}, {self._place()}, ptr {cell})")
         self.stop_if(w.let(f"icmp ne i32 {made}, 0"), OPERATOR_FAILED)
         copied = w.let(f"call i32 @aoti_torch_copy_(ptr {w.let(f'load ptr, ptr {cell}')}, ptr {handle}, i32 0)")
         self.stop_if(w.let(f"icmp ne i32 {copied}, 0"), OPERATOR_FAILED)

@@ -7,8 +7,9 @@ Loop counters and accumulators live in stack slots; LLVM's SROA pass turns them 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
@@ -74,11 +75,24 @@ def _bfloat16_bits(value: float) -> int:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
 
 
-class Module:
-    """Functions, and what they need declared. `function_bytes`: as of the target."""
+@dataclass(frozen=True)
+class Dialect:
+    """What of LLVM a machine's code is written in."""
 
-    def __init__(self, function_bytes: tuple[int, ...] = ()) -> None:
-        self.function_bytes = function_bytes
+    function_bytes: tuple[int, ...] = ()  # as of the target
+    bfloat: bool = False  # rounding to bfloat16 is an instruction
+    fences: bool = True  # there are fences, over which no arithmetic is moved
+    aligned: bool = False  # the access of a vector is one where it is known to be aligned, else one for each lane
+    branches: bool = False  # what is not live is branched around
+    own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
+    fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
+
+
+class Module:
+    """Functions, and what they need declared."""
+
+    def __init__(self, dialect: Dialect = Dialect()) -> None:  # noqa: B008
+        self.dialect = dialect
         self.functions: list[str] = []
         self.declarations: dict[str, None] = {}
         self.globals: dict[str, str] = {}

@@ -22,16 +22,14 @@ from litz.loop.expr import ZERO, Expr
 from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
 from litz.loop.ir import View, measure
-from litz.runtime.arena import ARENA, Block
+from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
+from litz.runtime.device import ALIGNMENT, device_for
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
 from litz.schedule.place import place, size_of
 
-_CPU = torch.device("cpu")  # said wherever memory is made: the caller may have chosen another device for his own
-# The same, of sizes, strides and type, for less than half of what `torch.empty_strided` costs a call.
-_empty_cpu = torch._C._dynamo.guards._empty_strided_cpu
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
 
 
@@ -58,7 +56,7 @@ class Frame:
                 self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
-        ARENA.expect(self, self.bytes)
+        executable.device.expect(self, self.bytes)
         self._place(0)
 
     def use(self, block: Block) -> None:
@@ -123,6 +121,7 @@ class Bound(NamedTuple):
 class Executable:
     def __init__(self, artifact: Artifact):
         self.plan = plan = artifact.plan
+        self.device = device_for(artifact.target, plan.slots, artifact.constants)
         self.slots = plan.slots
         self.constants = artifact.constants
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
@@ -184,15 +183,17 @@ class Executable:
             frame = Frame(self, measured)
         if measured:
             frame.take(measured, plan)
-        block = ARENA.take(frame.bytes)
+        block = self.device.take(frame.bytes)
         frame.use(block)
+        if self.device.aligns:
+            self.device.tell(frame.slots)
         try:
             if self._only is not None:
                 return self._run_simple(self._only, frame, args if own is None else own)
             return self._run(frame, args, own, overwrite)
         finally:
             frame.tensors.clear()
-            ARENA.give(block)
+            self.device.give(block)
             frames.append(frame)
 
     def _frames_for(self, key: tuple[int | float, ...]) -> list[Frame]:
@@ -203,11 +204,13 @@ class Executable:
 
     def _run_simple(self, only: Bound, frame: Frame, args: Sequence[Any]) -> list[Any]:
         """One native stretch, fresh outputs: nothing to look up."""
-        slots = frame.slots
+        slots, empty = frame.slots, self.device.empty
+        if self.device.aligns:
+            args = [self._ready(a, name) for a, name in zip(args, self.plan.inputs, strict=True)]
         slots[0 : len(args)] = [a.data_ptr() for a in args]
         outputs = []
         for name, sizes, strides, dtype in frame.due[0]:
-            tensor = _empty_cpu(sizes, strides, dtype)
+            tensor = empty(sizes, strides, dtype)
             slots[self.slots[name]] = tensor.data_ptr()
             outputs.append(tensor)
         only.native(*frame.native)  # type: ignore[misc]
@@ -221,7 +224,7 @@ class Executable:
         memory: dict[Apart, torch.Tensor] = {}
         for (item, native, operator), due in zip(self.items, frame.due, strict=True):
             for name, sizes, strides, dtype in due:
-                tensors[name] = tensor = _empty_cpu(sizes, strides, dtype)
+                tensors[name] = tensor = self.device.empty(sizes, strides, dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
             for block in item.takes:
                 memory[block] = tensor = self._memory_for(block, frame, overwrite)
@@ -245,20 +248,29 @@ class Executable:
                     own[position] = None
         return [self._output(frame, output) for output in self.plan.outputs]
 
-    @staticmethod
-    def _memory_for(block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
+    def _memory_for(self, block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
         if block.into is not None:
             return frame.tensors[block.into]
         if overwrite and block.over is not None:
             return frame.tensors[block.over]
-        return torch.empty(frame.apart[block], dtype=torch.uint8, device=_CPU)
+        return torch.empty(frame.apart[block], dtype=torch.uint8, device=self.device.device)
 
     def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
         given = len(args)
         for position, slot in self._inputs:
             value = args[position] if position < given else self.constants[position - given]
+            if self.device.aligns:
+                value = self._ready(value, self.plan.inputs[position])
             frame.slots[slot] = value.data_ptr()
             frame.tensors[self.plan.inputs[position]] = value  # type: ignore[index]
+
+    def _ready(self, value: torch.Tensor, name: str | None) -> torch.Tensor:
+        """The argument where native code can take it: accesses of many bytes want addresses that are multiples."""
+        if value.data_ptr() % ALIGNMENT == 0:
+            return value
+        if name in self.plan.written:
+            raise RunFailed(CallError("an argument that is written to does not lie at a multiple of 16 bytes"), True)
+        return value.clone()
 
     @staticmethod
     def _failure(frame: Frame, item: Item) -> RunFailed:
@@ -287,8 +299,8 @@ class Executable:
                 # A storage of its own: some operators count offsets from the start of the storage.
                 size = self.plan.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
                 address = frame.slots[self.slots[view.buffer]]
-                storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
-                found = torch.empty(0, dtype=to_torch(view.dtype), device=_CPU)
+                storage = torch._C._construct_storage_from_data_pointer(address, self.device.device, size)
+                found = torch.empty(0, dtype=to_torch(view.dtype), device=self.device.device)
                 found.set_(storage, offset, sizes, strides)
                 if view.buffer not in self._apart:
                     frame.views[view] = found

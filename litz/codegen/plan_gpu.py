@@ -1,0 +1,136 @@
+"""Plan rows for a GPU: threads side by side take vectors side by side, and a team of them shares a row.
+
+In: a `Kernel`. Out: a `RowPlan`, and how its rows make up blocks.
+
+A thread's vector is what one access of 16 bytes brings. Where lanes are reduced, a row is shared by as many threads as
+it takes to have it in registers; longer rows are walked several times, from the cache. Where they are not, a thread
+walks the reduced axes by itself for its few columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from litz.codegen.depend import depends
+from litz.codegen.lanes import vector_axis
+from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, volume
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import ONE, Axis, Expr
+from litz.loop.ir import Kernel, Load, Reduce, Store
+
+ACCESS_BYTES = 16
+WARP = 32
+_BLOCK = 256  # threads, where a team does not say otherwise
+_MOST_THREADS = 1024
+_ROW_VALUES = 32  # elements of a row that one thread holds
+_HELD_VALUES = 64  # the same, of all rows that the passes share
+_WALKED_TEAM = 512  # threads that walk a row too long to hold
+_WALKED_COPIES = 2
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    rows: RowPlan
+    block: int  # threads
+    pieces: Expr  # of a row, each one vector, where threads have vectors of their own
+
+    @property
+    def units(self) -> Expr:
+        """Teams that are needed."""
+        return volume(self.rows.rows) * self.pieces
+
+    @property
+    def teams(self) -> int:
+        """In a block."""
+        return self.block // self.rows.team
+
+    @property
+    def grid(self) -> Expr:
+        return (self.units + (self.teams - 1)) // self.teams
+
+    def __str__(self) -> str:
+        return f"grid {self.grid} of {self.block} threads\n{self.rows}"
+
+
+def plan_for_gpu(kernel: Kernel) -> GpuPlan:
+    vector = None if kernel.ordered else vector_axis(kernel)
+    varies = depends(kernel.body, kernel.reduced)
+    passes = plan_passes(kernel, varies)
+    if vector is None:
+        return GpuPlan(RowPlan(kernel, None, 1, 1, 1, False, passes, {}), _BLOCK, ONE)
+    lanes = _lanes(kernel, vector)
+    if vector not in kernel.reduced:
+        plan = RowPlan(kernel, vector, lanes, 1, 1, False, passes, {})
+        return GpuPlan(plan, _BLOCK, _pieces(vector.size, lanes))
+    team, copies, held = _team(kernel, vector, lanes, passes)
+    return GpuPlan(RowPlan(kernel, vector, lanes, copies, team, held, passes, {}), max(team, _short_block(team)), ONE)
+
+
+def _pieces(size: Expr, lanes: int) -> Expr:
+    return size if lanes == 1 else size // lanes
+
+
+def _lanes(kernel: Kernel, vector: Axis) -> int:
+    """Elements that an access of the narrowest type in wide use brings, fewer where vectors would not be aligned."""
+    accesses = [op for op in kernel.body if isinstance(op, (Load, Store)) and vector in op.index.axes()]
+    types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
+    size = min((max(2, DTYPES[_dtype(op, types)].bytes) for op in accesses), default=4)
+    lanes = ACCESS_BYTES // size
+    positions = any(isinstance(op, Reduce) and op.kind.startswith("arg") for op in kernel.body)
+    while lanes > 1 and not (_divides(lanes, vector.size) and all(_is_aligned(op, vector, lanes) for op in accesses)):
+        lanes //= 2
+    return 1 if positions else lanes
+
+
+def _dtype(op: Load | Store, types: dict[str, str]) -> str:
+    return op.dtype if isinstance(op, Load) else types[op.value]
+
+
+def _divides(lanes: int, size: Expr) -> bool:
+    return all(factor % lanes == 0 for _, factor in size.terms)
+
+
+def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
+    """Whether its vectors begin at multiples of their width, where it has some; what is gathered has none."""
+    step = op.index.coefficient(vector)
+    if step is None or step is not ONE:
+        return True
+    return all(factor % lanes == 0 for monomial, factor in op.index.terms if monomial != (vector,))
+
+
+def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
+    """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
+    if not vector.size.is_int:
+        return _WALKED_TEAM, _WALKED_COPIES, False
+    vectors = max(1, -(-vector.size.int // lanes))
+    shared = _shared_loads(passes)
+    most = max(1, min(_ROW_VALUES, _HELD_VALUES // max(1, shared)) // lanes)  # vectors that a thread holds
+    team = 1
+    while team < min(vectors, WARP) or (team < _MOST_THREADS and -(-vectors // team) > most):
+        team *= 2
+    copies = -(-vectors // team)
+    several = sum(bool(one.sinks) for one in passes) > 1
+    if copies <= most and several and may_be_held(kernel, vector, passes):
+        return team, copies, True
+    if copies <= most and not several:
+        return team, min(copies, most), False
+    return min(team, _WALKED_TEAM), min(_WALKED_COPIES, copies), False
+
+
+def _shared_loads(passes: Sequence[Pass]) -> int:
+    """Values that more than one pass loads."""
+    seen: dict[str, int] = {}
+    for one in passes:
+        for op in one.ops:
+            if isinstance(op, Load):
+                seen[op.name] = seen.get(op.name, 0) + 1
+    return sum(count > 1 for count in seen.values())
+
+
+def _short_block(team: int) -> int:
+    """Threads of a block in which several short rows lie; a team of more than a warp has a block of its own."""
+    return _BLOCK // 2 if team <= WARP else team
+
+
+__all__ = ["ACCESS_BYTES", "WARP", "GpuPlan", "plan_for_gpu"]
