@@ -22,18 +22,19 @@ from litz.loop.ir import Kernel, Load, Reduce, Store
 ACCESS_BYTES = 16
 WARP = 32
 _BLOCK = 256  # threads, where a team does not say otherwise
-_MOST_THREADS = 1024
-_ROW_VALUES = 32  # elements of a row that one thread holds
-_HELD_VALUES = 64  # the same, of all rows that the passes share
-_WALKED_TEAM = 512  # threads that walk a row too long to hold
+_ROW_VALUES = 32  # elements of a row that one thread had best hold
+_HELD_VALUES = 64  # that it may hold, of all rows that the passes share: more do not fit into registers
+_WIDEST_TEAM = 512  # threads whose registers hold as much
 _WALKED_COPIES = 2
+_FLAT_COPIES = 2  # vectors of a thread that goes through memory element by element
+_FLAT_LEAST = 1 << 18  # elements that keep all of a GPU busy even so
 
 
 @dataclass(frozen=True)
 class GpuPlan:
     rows: RowPlan
     block: int  # threads
-    pieces: Expr  # of a row, each one vector, where threads have vectors of their own
+    pieces: Expr  # of a row, where it is cut: what a team takes at a time
 
     @property
     def units(self) -> Expr:
@@ -61,14 +62,12 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
         return GpuPlan(RowPlan(kernel, None, 1, 1, 1, False, passes, {}), _BLOCK, ONE)
     lanes = _lanes(kernel, vector)
     if vector not in kernel.reduced:
-        plan = RowPlan(kernel, vector, lanes, 1, 1, False, passes, {})
-        return GpuPlan(plan, _BLOCK, _pieces(vector.size, lanes))
+        flat = kernel.axes == (vector,) and not kernel.reduced and vector.size.hint >= _FLAT_LEAST
+        team, copies = (_BLOCK, _FLAT_COPIES) if flat else (1, 1)
+        plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
+        return GpuPlan(plan, _BLOCK, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
     team, copies, held = _team(kernel, vector, lanes, passes)
     return GpuPlan(RowPlan(kernel, vector, lanes, copies, team, held, passes, {}), max(team, _short_block(team)), ONE)
-
-
-def _pieces(size: Expr, lanes: int) -> Expr:
-    return size if lanes == 1 else size // lanes
 
 
 def _lanes(kernel: Kernel, vector: Axis) -> int:
@@ -102,20 +101,18 @@ def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
 def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
     """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
     if not vector.size.is_int:
-        return _WALKED_TEAM, _WALKED_COPIES, False
+        return _WIDEST_TEAM, _WALKED_COPIES, False
     vectors = max(1, -(-vector.size.int // lanes))
-    shared = _shared_loads(passes)
-    most = max(1, min(_ROW_VALUES, _HELD_VALUES // max(1, shared)) // lanes)  # vectors that a thread holds
+    room = _HELD_VALUES // max(1, _shared_loads(passes))
+    likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
     team = 1
-    while team < min(vectors, WARP) or (team < _MOST_THREADS and -(-vectors // team) > most):
+    while team < min(vectors, WARP) or (team < _WIDEST_TEAM and -(-vectors // team) > likes):
         team *= 2
     copies = -(-vectors // team)
     several = sum(bool(one.sinks) for one in passes) > 1
-    if copies <= most and several and may_be_held(kernel, vector, passes):
+    if several and copies <= most and may_be_held(kernel, vector, passes):
         return team, copies, True
-    if copies <= most and not several:
-        return team, min(copies, most), False
-    return min(team, _WALKED_TEAM), min(_WALKED_COPIES, copies), False
+    return team, min(_WALKED_COPIES, copies), False
 
 
 def _shared_loads(passes: Sequence[Pass]) -> int:

@@ -21,6 +21,8 @@ _WRITING_OPERATORS = frozenset(
     [getattr(operator, name) for name in dir(operator) if name.startswith("i") and f"__{name}__" in dir(operator)]
     + [operator.setitem, operator.delitem]
 ) - {operator.index, operator.inv, operator.invert}
+# Named so because Python has the words without the underscore to itself.
+_WORDS_OF_PYTHON = frozenset([operator.and_, operator.or_, operator.not_, operator.is_])
 # Functions that make a new tensor, whatever they are given; their methods of the same name do too.
 _FRESH_NAMES = frozenset(
     [
@@ -160,6 +162,8 @@ def _may_write(target: Any) -> bool:
     name = getattr(target, "__name__", "")
     if target in _WRITING_OPERATORS or name in _STATE_NAMES or isinstance(target, torch._ops.HigherOrderOperator):
         return True
+    if target in _WORDS_OF_PYTHON:
+        return False
     if name.endswith("_") and not name.endswith("__"):
         return True
     home = (getattr(target, "__module__", None) or "").split(".")[0]

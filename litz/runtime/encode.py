@@ -35,9 +35,9 @@ from litz.target import GpuTarget, Target
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuTarget, HostPlan, Input, Item,
-        Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent, Target, Told,
-        Training, View, ViewStep, Window,
+        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuTarget, HostPlan, Input,
+        Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent,
+        Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]

@@ -118,6 +118,7 @@ def _object_of(text: str, machine: Any, passes: Any, builder: Any, is_object: bo
     module = binding.ModuleRef(module, context)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
+    passes = builder.getModulePassManager() if passes is None else passes
     _alone(lib.LLVMPY_RunNewModulePassManager)(passes, module, builder)
     with binding.ffi.OutputString() as message:
         memory = _alone(lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, int(is_object), message)
@@ -136,9 +137,9 @@ def _alone(function: Any) -> Any:
 
 def _passes(binding: Any, machine: Any, thorough: bool) -> tuple[Any, Any]:
     if thorough:
-        # What a driver makes of PTX leaves the order of things as it is, and does not look across branches.
+        # The whole of LLVM's own choice, which the builder has anew for each module.
         builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
-        return builder.getModulePassManager(), builder
+        return None, builder
     # The text is vectorised and hoisted already: registers for the stack slots are all it lacks.
     passes = binding.create_new_module_pass_manager()
     passes.add_sroa_pass()

@@ -15,6 +15,7 @@ from litz.codegen.llvm.reduction import better_of, combine
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
+from litz.codegen.rows import RowPlan
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Expr
 from litz.loop.ir import Buffer, Kernel
@@ -73,24 +74,32 @@ class _Function:
         rows = plan.rows
         with w.when(w.let(f"icmp slt i64 {self.unit}, {self.rows.frame.size(plan.units)}")):
             row = self.unit
+            piece = "0"
             if plan.pieces is not ONE:
                 pieces = self.rows.frame.size(plan.pieces)
                 row = w.let(f"udiv i64 {self.unit}, {pieces}")
-                at = w.mul(w.let(f"urem i64 {self.unit}, {pieces}"), str(rows.lanes))
+                piece = w.let(f"urem i64 {self.unit}, {pieces}") if rows.rows else self.unit
             self.rows.bind(row)
             if rows.vector is None or rows.over_reduced:
                 self.rows.row()
             else:
-                self.rows.at_vector(at if plan.pieces is not ONE else "0", 1, (None,))
+                start = w.add(w.mul(piece, str(rows.step * rows.copies)), w.mul(self.rows.me, str(rows.lanes)))
+                self.rows.at_vector(start, rows.copies, self._live(rows, start))
         w.emit("ret void")
-        parameters = [f"ptr noalias %b{i}" if self._is_alone(b) else f"ptr %b{i}" for i, b in enumerate(self.used)]
-        parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
+        # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
+        parameters = [*(f"ptr %b{i}" for i in range(len(self.used))), *(f"i64 %s{i}" for i in range(len(self.sizes)))]
         w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{plan.block}"')
         return Grid(self.name, self.used, plan.grid, plan.block)
 
-    def _is_alone(self, buffer: str) -> bool:
-        """Memory may be planned so that what is written lies where something was read."""
-        return False
+    def _live(self, rows: RowPlan, start: str) -> tuple[Operand | None, ...]:
+        """Which of a thread's vectors there are: the last piece of a row may be shorter."""
+        assert rows.vector is not None
+        size = rows.vector.size
+        if all(factor % (rows.step * rows.copies) == 0 for _, factor in size.terms):
+            return (None,)
+        ends = (self.w.add(start, str(copy * rows.step)) for copy in range(rows.copies))
+        stop = self.rows.extent[rows.vector]
+        return tuple(Operand(self.w.let(f"icmp slt i64 {v}, {stop}"), "b1", 1) for v in ends)
 
     # -- teams --------------------------------------------------------------------------------------
     def _across_team(self, kind: str, value: Operand, place: Operand | None) -> tuple[Operand, Operand | None]:

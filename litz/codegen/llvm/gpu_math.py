@@ -1,4 +1,4 @@
-"""Functions that a GPU has better means for than polynomials alone: its own power of two and reciprocal.
+"""Functions of float32 that a GPU has better means for than polynomials alone: its own powers of two and reciprocals.
 
 In: as of `math.py`. Out: the text of the result. The hardware's approximations are good to two units in the last
 place, which is what eager's kernels have too.
@@ -7,45 +7,62 @@ place, which is what eager's kernels have too.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from litz.codegen.llvm.arithmetic import Arithmetic
+from litz.codegen.llvm.math import LOG2_OF_TAIL, NO_TAIL
 
-_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+Own = Callable[[Arithmetic, Sequence[str]], str]
+
+_LOG2E = struct.unpack("<f", struct.pack("<f", math.log2(math.e)))[0]
+_LOG2E_REST = math.log2(math.e) - _LOG2E
 
 
 def _each(m: Arithmetic, function: str, x: str) -> str:
     """An intrinsic of one number, for every lane."""
-    scalar = "float"
-    m.w.module.declare(f"declare {scalar} @{function}({scalar})")
+    m.w.module.declare(f"declare float @{function}(float)")
     if m.lanes == 1:
-        return m.w.let(f"call {scalar} @{function}({scalar} {x})")
+        return m.w.let(f"call float @{function}(float {x})")
     whole = "poison"
     for lane in range(m.lanes):
         one = m.w.let(f"extractelement {m.t} {x}, i32 {lane}")
-        done = m.w.let(f"call {scalar} @{function}({scalar} {one})")
-        whole = m.w.let(f"insertelement {m.t} {whole}, {scalar} {done}, i32 {lane}")
+        done = m.w.let(f"call float @{function}(float {one})")
+        whole = m.w.let(f"insertelement {m.t} {whole}, float {done}, i32 {lane}")
     return whole
 
 
 def _exp(m: Arithmetic, args: Sequence[str]) -> str:
-    # 2**n * 2**f: x less n ln(2) is exact enough that the fraction has no error to speak of. NaN goes through.
-    x = m.select(m.cmp("ogt", args[0], m.c(89.0)), m.c(89.0), args[0])
-    x = m.select(m.cmp("olt", x, m.c(-104.0)), m.c(-104.0), x)
-    n = m.w.intrinsic("llvm.roundeven", m.t, m.i("fmul", x, m.c(math.log2(math.e))))
-    r = m.fma(n, m.c(-_LN2_HIGH), x)
-    r = m.fma(n, m.c(-_LN2_LOW), r)
-    power = _each(m, "llvm.nvvm.ex2.approx.f", m.i("fmul", r, m.c(math.log2(math.e))))
-    half = m.i("fmul", n, m.c(0.5))
-    # Two to the n in two factors: results may be denormal or infinite where two to the n is not.
-    low = m.w.intrinsic("llvm.floor", m.t, half)
-    high = m.i("fsub", n, low)
-    for exponent in (low, high):
-        power = m.i("fmul", power, _each(m, "llvm.nvvm.ex2.approx.f", exponent))
-    return power
+    # Two to the t, and one more factor for what the product has lost in rounding. Within the bounds nothing there is
+    # infinite; NaN goes through.
+    x = m.w.intrinsic("llvm.minimum", m.t, args[0], m.c(150.0))
+    x = m.w.intrinsic("llvm.maximum", m.t, x, m.c(-150.0))
+    t = m.i("fmul", x, m.c(_LOG2E))
+    lost = m.fma(x, m.c(_LOG2E), m.w.let(f"fneg {m.t} {t}"))
+    lost = m.fma(x, m.c(_LOG2E_REST), lost)
+    return m.i("fmul", _each(m, "llvm.nvvm.ex2.approx.f", t), m.fma(lost, m.c(math.log(2.0)), m.c(1.0)))
 
 
-OWN: dict[tuple[str, str], Callable[[Any, Sequence[str]], str]] = {("exp", "f32"): _exp}
+def _one_over(m: Arithmetic, args: Sequence[str]) -> str:
+    return _each(m, "llvm.nvvm.rcp.approx.ftz.f", args[0])
+
+
+def _rsqrt(m: Arithmetic, args: Sequence[str]) -> str:
+    return _each(m, "llvm.nvvm.rsqrt.approx.f", args[0])
+
+
+def _normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
+    # As in `math.py`, with the tail two to its logarithm.
+    size = m.fabs(args[0])
+    beyond = m.cmp("ogt", size, m.c(NO_TAIL))
+    t = m.horner(m.select(beyond, m.c(NO_TAIL), size), LOG2_OF_TAIL)
+    tail = m.select(beyond, m.c(0.0), _each(m, "llvm.nvvm.ex2.approx.f", t))
+    return m.select(m.cmp("ogt", args[0], m.c(0.0)), m.i("fsub", m.c(1.0), tail), tail)
+
+
+OWN: dict[tuple[str, str], Own] = {
+    ("exp", "f32"): _exp, ("one_over", "f32"): _one_over, ("rsqrt", "f32"): _rsqrt,
+    ("normal_cdf", "f32"): _normal_cdf,
+}  # fmt: skip
 
 __all__ = ["OWN"]

@@ -121,9 +121,18 @@ def _power_of_two(m: Arithmetic, exponent: str) -> str:
 
 
 def _sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
-    negated = m.w.let(f"fneg {m.t} {args[0]}")
-    e = inline(m.w, "exp", [Operand(negated, m.dtype, m.lanes)], m.dtype).text
-    return m.i("fdiv", m.c(1.0), m.i("fadd", e, m.c(1.0)))
+    e = _exp_of(m, m.w.let(f"fneg {m.t} {args[0]}"))
+    return _one_over(m, m.i("fadd", e, m.c(1.0)))
+
+
+def _exp_of(m: Arithmetic, x: str) -> str:
+    return inline(m.w, "exp", [Operand(x, m.dtype, m.lanes)], m.dtype).text
+
+
+def _one_over(m: Arithmetic, x: str) -> str:
+    """A reciprocal inside of a formula, which need not be rounded right."""
+    own = m.w.module.dialect.own.get(("one_over", m.dtype))
+    return m.i("fdiv", m.c(1.0), x) if own is None else own(m, [x])
 
 
 _TANH = (
@@ -136,8 +145,9 @@ def _tanh(m: Arithmetic, args: Sequence[str]) -> str:
     x = args[0]
     s = m.i("fmul", x, x)
     near = m.fma(m.i("fmul", s, m.horner(s, _TANH)), x, x)
-    e = _exp(m, [m.i("fmul", m.fabs(x), m.c(2.0))])
-    far = m.i("fsub", m.c(1.0), m.i("fdiv", m.c(2.0), m.i("fadd", e, m.c(1.0))))
+    e = _exp_of(m, m.i("fmul", m.fabs(x), m.c(2.0)))
+    # Halved and doubled again, a reciprocal is what two divided by the same would be.
+    far = m.fma(m.c(-2.0), _one_over(m, m.i("fadd", e, m.c(1.0))), m.c(1.0))
     # Both have the sign of x, which the sum in `near` loses where x is -0.0.
     return m.w.intrinsic("llvm.copysign", m.t, m.select(m.cmp("olt", m.fabs(x), m.c(0.63)), near, far), x)
 
@@ -160,14 +170,14 @@ def _erf(m: Arithmetic, args: Sequence[str]) -> str:
     size = m.fabs(x)
     capped = m.select(m.cmp("ogt", size, m.c(4.0)), m.c(4.0), size)
     q = m.horner(capped, _ERF_FAR)
-    far = m.i("fsub", m.c(1.0), _exp(m, [m.w.let(f"fneg {m.t} {q}")]))
+    far = m.i("fsub", m.c(1.0), _exp_of(m, m.w.let(f"fneg {m.t} {q}")))
     far = m.w.intrinsic("llvm.copysign", m.t, far, x)
     return m.select(m.cmp("olt", size, m.c(0.92)), near, far)
 
 
 # Minimax polynomials: the binary logarithm of the normal distribution's tail for 0 <= x <= 5.65, where it matters most
 # near 0 (weighted by the tail), and 2**x for |x| <= 1/2.
-_LOG2_OF_TAIL = (
+LOG2_OF_TAIL = (
     -1.0, -1.1511048078536987, -0.45921579003334045, -0.05245717614889145, 0.006974303629249334,
     -3.03442902804818e-05, -0.00025723554426804185, 6.58025819575414e-05, -7.934743734949734e-06,
     3.9608877955288335e-07,
@@ -176,7 +186,7 @@ _EXP2 = (
     1.0, 0.6931471824645996, 0.24022652208805084, 0.05550327152013779, 0.009617994539439678, 0.001340043148957193,
     0.00015478022396564484,
 )  # fmt: skip
-_NO_TAIL = 5.65  # where it is less than half of a unit in the last place of 1
+NO_TAIL = 5.65  # where it is less than half of a unit in the last place of 1
 
 
 def _normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
@@ -187,8 +197,8 @@ def _normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
         erf = sleef(m.w, "erf", "u10", [Operand(scaled, m.dtype, m.lanes)]).text
         return m.i("fmul", m.i("fadd", erf, m.c(1.0)), m.c(0.5))
     size = m.fabs(x)
-    beyond = m.cmp("ogt", size, m.c(_NO_TAIL))
-    t = m.horner(m.select(beyond, m.c(_NO_TAIL), size), _LOG2_OF_TAIL)
+    beyond = m.cmp("ogt", size, m.c(NO_TAIL))
+    t = m.horner(m.select(beyond, m.c(NO_TAIL), size), LOG2_OF_TAIL)
     n = m.w.intrinsic("llvm.roundeven", m.t, t)
     fraction = m.horner(m.i("fsub", t, n), _EXP2)
     whole = m.cast("fptosi", n, m.t, m.int_t)

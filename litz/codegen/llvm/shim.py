@@ -104,10 +104,11 @@ def write_call(
         parameters += emitter.argument(str(spec.type), value)
     returned: list[tuple[View | None, str]] = []
     if call.target not in OUT_VARIANTS:
-        for result in call.results:
+        for spec, result in zip(schema.returns, call.results, strict=True):
             cell = w.slot("ptr", 8)
-            returned.append((result, cell))
             parameters.append(f"ptr {cell}")
+            if str(spec.type) == "Tensor":  # of a number, the cell is all there is
+                returned.append((result, cell))
     function = device.shims[call.target]
     types = ", ".join(p.rsplit(" ", 1)[0] for p in parameters)
     module.declare(f"declare i32 @{function}({types})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from litz.graph.rewrite import Rules
 from litz.graph.rules.activation import ACTIVATION
 from litz.graph.rules.attention import ATTENTION
+from litz.graph.rules.attention_masks_pre_grad import ATTENTION_MASKS_PRE_GRAD
 from litz.graph.rules.attention_pre_grad import ATTENTION_PRE_GRAD
 from litz.graph.rules.attention_training import ATTENTION_TRAINING
 from litz.graph.rules.conv_bn import CONV_BN
@@ -17,13 +18,14 @@ from litz.graph.rules.split_cat import SPLIT_CAT
 from litz.graph.rules.split_cat_pre_grad import SPLIT_CAT_PRE_GRAD
 from litz.graph.rules.unique_index import UNIQUE_INDEX
 
-PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
+_ATTENTION_PRE_GRAD: Rules = ATTENTION_PRE_GRAD + ATTENTION_MASKS_PRE_GRAD
+PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + _ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
 JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
 POST_GRAD: Rules = NOOP + GPU
 
 SUBJECTS: dict[str, Rules] = {
     "activation": ACTIVATION,
-    "attention": ATTENTION + ATTENTION_TRAINING + ATTENTION_PRE_GRAD,
+    "attention": ATTENTION + ATTENTION_TRAINING + _ATTENTION_PRE_GRAD,
     "conv_bn": CONV_BN + CONV_BN_PRE_GRAD,
     "gpu": GPU,
     "noop": NOOP,

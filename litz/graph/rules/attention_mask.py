@@ -268,11 +268,12 @@ def known_mask(match: Match, mask: Mask, queries: int, keys: int, like: fx.Node)
     key = (mask, queries, keys, dtype)
     proofs = match.constants.proofs
     if key not in proofs:
-        proofs[key] = _proved(compact, mask, queries, keys, dtype)
+        proofs[key] = proved(compact, mask, queries, keys, dtype)
     return proofs[key]
 
 
-def _proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: torch.dtype) -> str:
+def proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: torch.dtype) -> str:
+    """The same of a mask whose elements are known."""
     if mask.fill is not None:
         visible = compact.logical_not() if mask.inverted else compact.to(torch.bool)
         hidden = mask.fill <= _HIDDEN or (mask.fill <= -65504 and dtype == torch.float16)
