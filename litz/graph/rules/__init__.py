@@ -34,4 +34,4 @@ SUBJECTS: dict[str, Rules] = {
     "unique_index": UNIQUE_INDEX,
 }
 
-__all__ = ["ATTENTION_TRAINING", "JOINT", "POST_GRAD", "PRE_GRAD", "SUBJECTS"]
+__all__ = ["ATTENTION_TRAINING", "GPU", "JOINT", "POST_GRAD", "PRE_GRAD", "SUBJECTS"]
