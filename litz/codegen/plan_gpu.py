@@ -25,9 +25,8 @@ _BLOCK = 256  # threads, where a team does not say otherwise
 _ROW_VALUES = 32  # elements of a row that one thread had best hold
 _HELD_VALUES = 64  # that it may hold, of all rows that the passes share: more do not fit into registers
 _WIDEST_TEAM = 512  # threads whose registers hold as much
-_WALKED_COPIES = 2
-_FLAT_COPIES = 2  # vectors of a thread that goes through memory element by element
-_FLAT_LEAST = 1 << 18  # elements that keep all of a GPU busy even so
+_IN_FLIGHT = 16  # elements that a thread has under way, in one vector or several
+_BUSY = 1 << 18  # elements that keep all of a GPU busy even so
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,31 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
         return GpuPlan(RowPlan(kernel, None, 1, 1, 1, False, passes, {}), _BLOCK, ONE)
     lanes = _lanes(kernel, vector)
     if vector not in kernel.reduced:
-        flat = kernel.axes == (vector,) and not kernel.reduced and vector.size.hint >= _FLAT_LEAST
-        team, copies = (_BLOCK, _FLAT_COPIES) if flat else (1, 1)
+        team, copies = _pointwise_team(kernel, vector, lanes)
         plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
-        return GpuPlan(plan, _BLOCK, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
+        block = _BLOCK if team == 1 else max(team, _short_block(team))
+        return GpuPlan(plan, block, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
     team, copies, held = _team(kernel, vector, lanes, passes)
     return GpuPlan(RowPlan(kernel, vector, lanes, copies, team, held, passes, {}), max(team, _short_block(team)), ONE)
+
+
+def _pointwise_team(kernel: Kernel, vector: Axis, lanes: int) -> tuple[int, int]:
+    """Threads that go through a row side by side, and the vectors each has under way; one thread for each vector where
+    there are few elements in all, or a reduction is walked for each."""
+    points = volume(kernel.axes).hint
+    vectors = -(-vector.size.hint // lanes)
+    if kernel.reduced or points < _BUSY or vectors < WARP:
+        return 1, 1
+    copies = _copies(lanes)
+    team = WARP
+    while team < _BLOCK and vectors >= 2 * team * copies:
+        team *= 2
+    whole = -(-vectors // team)
+    return team, whole if whole <= 2 * copies else copies  # a short row is not cut, since its rest would be idle
+
+
+def _copies(lanes: int) -> int:
+    return max(1, _IN_FLIGHT // lanes)
 
 
 def _lanes(kernel: Kernel, vector: Axis) -> int:
@@ -104,7 +122,7 @@ def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
 def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
     """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
     if not vector.size.is_int:
-        return _WIDEST_TEAM, 1 if _has_positions(kernel) else _WALKED_COPIES, False
+        return _WIDEST_TEAM, 1 if _has_positions(kernel) else _copies(lanes), False
     vectors = max(1, -(-vector.size.int // lanes))
     room = _HELD_VALUES // max(1, _shared_loads(passes))
     likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
@@ -116,7 +134,7 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     if several and copies <= most and may_be_held(kernel, vector, passes):
         return team, copies, True
     # A position is that of the first of equals, which a thread finds by walking its vectors one by one.
-    return team, 1 if _has_positions(kernel) else min(_WALKED_COPIES, copies), False
+    return team, 1 if _has_positions(kernel) else min(_copies(lanes), copies), False
 
 
 def _shared_loads(passes: Sequence[Pass]) -> int:

@@ -15,7 +15,6 @@ from litz.codegen.llvm.reduction import better_of, combine
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
-from litz.codegen.rows import RowPlan
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Expr
 from litz.loop.ir import Buffer, Kernel
@@ -83,23 +82,28 @@ class _Function:
             if rows.vector is None or rows.over_reduced:
                 self.rows.row()
             else:
-                start = w.add(w.mul(piece, str(rows.step * rows.copies)), w.mul(self.rows.me, str(rows.lanes)))
-                self.rows.at_vector(start, rows.copies, self._live(rows, start))
+                self._piece(w.mul(piece, str(rows.step * rows.copies)))
         w.emit("ret void")
         # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
         parameters = [*(f"ptr %b{i}" for i in range(len(self.used))), *(f"i64 %s{i}" for i in range(len(self.sizes)))]
         w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{plan.block}"')
         return Grid(self.name, self.used, plan.grid, plan.block)
 
-    def _live(self, rows: RowPlan, start: str) -> tuple[Operand | None, ...]:
-        """Which of a thread's vectors there are: the last piece of a row may be shorter."""
+    def _piece(self, start: str) -> None:
+        """A team's share of a row, from `start` on. The last piece of a row may be shorter, and is walked."""
+        w, rows, all_rows = self.w, self.plan.rows, self.rows
         assert rows.vector is not None
-        size = rows.vector.size
-        if all(factor % (rows.step * rows.copies) == 0 for _, factor in size.terms):
-            return (None,)
-        ends = (self.w.add(start, str(copy * rows.step)) for copy in range(rows.copies))
-        stop = self.rows.extent[rows.vector]
-        return tuple(Operand(self.w.let(f"icmp slt i64 {v}, {stop}"), "b1", 1) for v in ends)
+        length, mine = rows.step * rows.copies, w.mul(all_rows.me, str(rows.lanes))
+        if all(factor % length == 0 for _, factor in rows.vector.size.terms):
+            all_rows.at_vector(w.add(start, mine), rows.copies, (None,))
+            return
+        stop = all_rows.extent[rows.vector]
+        is_whole = w.let(f"icmp sle i64 {w.add(start, str(length))}, {stop}")
+        with w.when(is_whole):
+            all_rows.at_vector(w.add(start, mine), rows.copies, (None,))
+        with w.when(w.let(f"xor i1 {is_whole}, true")), w.loop(start, stop, rows.step) as first:
+            v = w.add(first, mine)
+            all_rows.at_vector(v, 1, (Operand(w.let(f"icmp slt i64 {v}, {stop}"), "b1", 1),))
 
     # -- teams --------------------------------------------------------------------------------------
     def _across_team(self, kind: str, value: Operand, place: Operand | None) -> tuple[Operand, Operand | None]:
