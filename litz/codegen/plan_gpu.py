@@ -17,7 +17,7 @@ from litz.codegen.lanes import vector_axis
 from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, volume
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
-from litz.loop.ir import Kernel, Load, Reduce, Store
+from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
 
 ACCESS_BYTES = 16
 WARP = 32
@@ -76,10 +76,13 @@ def _lanes(kernel: Kernel, vector: Axis) -> int:
     types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
     size = min((max(2, DTYPES[_dtype(op, types)].bytes) for op in accesses), default=4)
     lanes = ACCESS_BYTES // size
-    positions = any(isinstance(op, Reduce) and op.kind.startswith("arg") for op in kernel.body)
     while lanes > 1 and not (_divides(lanes, vector.size) and all(_is_aligned(op, vector, lanes) for op in accesses)):
         lanes //= 2
-    return 1 if positions else lanes
+    return 1 if _has_positions(kernel) else lanes
+
+
+def _has_positions(kernel: Kernel) -> bool:
+    return any(isinstance(op, Reduce) and op.kind in POSITIONS for op in kernel.body)
 
 
 def _dtype(op: Load | Store, types: dict[str, str]) -> str:
@@ -100,8 +103,9 @@ def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
 
 def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
     """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
+    walked = 1 if _has_positions(kernel) else _WALKED_COPIES  # of a position, one vector at a time keeps track
     if not vector.size.is_int:
-        return _WIDEST_TEAM, _WALKED_COPIES, False
+        return _WIDEST_TEAM, walked, False
     vectors = max(1, -(-vector.size.int // lanes))
     room = _HELD_VALUES // max(1, _shared_loads(passes))
     likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
@@ -112,7 +116,7 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     several = sum(bool(one.sinks) for one in passes) > 1
     if several and copies <= most and may_be_held(kernel, vector, passes):
         return team, copies, True
-    return team, min(_WALKED_COPIES, copies), False
+    return team, min(walked, copies), False
 
 
 def _shared_loads(passes: Sequence[Pass]) -> int:
