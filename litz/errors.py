@@ -81,6 +81,10 @@ class VerifyError(LitzError, ValueError):
     """An IR that breaks its own rules: a bug in the stage that produced it."""
 
 
+class PlanError(VerifyError):
+    """A plan of a kernel's loops that does not compute the kernel."""
+
+
 class ParseError(LitzError, ValueError):
     """Text that is not the printed form of an IR."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from litz.loop.expr import Axis
 from litz.loop.ir import Kernel, Load, Scan, Store
 
+ACCESS_BYTES = 16  # that a thread of a GPU reads or writes at once
+
 
 def vector_axis(kernel: Kernel) -> Axis | None:
     """The axis to run across lanes: the one most accesses are contiguous along, stores counting double.

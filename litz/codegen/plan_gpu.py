@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litz.codegen.depend import depends
-from litz.codegen.lanes import vector_axis
+from litz.codegen.lanes import ACCESS_BYTES, vector_axis
 from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, volume
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
 from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
 
-ACCESS_BYTES = 16
 WARP = 32
 _BLOCK = 256  # threads, where a team does not say otherwise
 _ROW_VALUES = 32  # elements of a row that one thread had best hold
@@ -121,8 +120,9 @@ def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
 
 def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
     """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
+    walked = 1 if _has_positions(kernel) else _copies(lanes)  # of a position, one vector at a time keeps track
     if not vector.size.is_int:
-        return _WIDEST_TEAM, 1 if _has_positions(kernel) else _copies(lanes), False
+        return _WIDEST_TEAM, walked, False
     vectors = max(1, -(-vector.size.int // lanes))
     room = _HELD_VALUES // max(1, _shared_loads(passes))
     likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
@@ -133,8 +133,7 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     several = sum(bool(one.sinks) for one in passes) > 1
     if several and copies <= most and may_be_held(kernel, vector, passes):
         return team, copies, True
-    # A position is that of the first of equals, which a thread finds by walking its vectors one by one.
-    return team, 1 if _has_positions(kernel) else min(_copies(lanes), copies), False
+    return team, min(walked, copies), False
 
 
 def _shared_loads(passes: Sequence[Pass]) -> int:
@@ -152,4 +151,4 @@ def _short_block(team: int) -> int:
     return _BLOCK // 2 if team <= WARP else team
 
 
-__all__ = ["ACCESS_BYTES", "WARP", "GpuPlan", "plan_for_gpu"]
+__all__ = ["WARP", "GpuPlan", "plan_for_gpu"]

@@ -9,7 +9,7 @@ reduction collapses the trailing dimensions, which are the reduced axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,24 @@ from litz.loop.operator import operator_named
 from litz.loop.scalar import SCALARS
 
 Sizes = Measures
+Memory = Mapping[str, torch.Tensor]  # buffer -> its elements, flat
+RunKernel = Callable[[Kernel, Mapping[str, Buffer], Memory, Sizes], None]
 
 
-def interpret(program: Program, inputs: Sequence[torch.Tensor | int], sizes: Sizes | None = None) -> list[object]:
+def run_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
+    _KernelRun(kernel, buffers, memory, sizes).run()
+
+
+def interpret(
+    program: Program,
+    inputs: Sequence[torch.Tensor | int],
+    sizes: Sizes | None = None,
+    run_kernel: RunKernel = run_kernel,
+) -> list[object]:
     """Runs it. Stores to input buffers change the caller's tensors.
 
     `sizes`: the values of the program's sizes and floats; a size that is alone in an input buffer's size may be left
-    out, and so may all that the program says where to find.
+    out, and so may all that the program says where to find. `run_kernel`: another way to run kernels.
     """
     if len(inputs) != len(program.inputs):
         raise CallError(f"the program takes {len(program.inputs)} arguments, and {len(inputs)} were given")
@@ -65,7 +76,7 @@ def interpret(program: Program, inputs: Sequence[torch.Tensor | int], sizes: Siz
             memory[name] = _unwritten(buffer, known)
     for step in program.steps:
         if isinstance(step, Kernel):
-            _KernelRun(step, program.buffers, memory, known).run()
+            run_kernel(step, program.buffers, memory, known)
         else:
             _call(step, memory, known)
     return [_argument(output, memory, known) for output in program.outputs]
@@ -88,17 +99,17 @@ def _flat_input(buffer: Buffer, given: torch.Tensor | int, sizes: Sizes) -> torc
     if not isinstance(given, torch.Tensor) or given.dtype != to_torch(buffer.dtype):
         raise CallError(f"input {buffer.name} must be a {buffer.dtype} tensor, not {type(given).__name__}")
     flat = given.detach()
-    return torch.as_strided(flat, (_number(buffer.size, sizes),), (1,), flat.storage_offset())
+    return torch.as_strided(flat, (number_of(buffer.size, sizes),), (1,), flat.storage_offset())
 
 
 def _unwritten(buffer: Buffer, sizes: Sizes) -> torch.Tensor:
     # Filled with what stands out, so that an element read before it is written shows in the result.
     dtype = to_torch(buffer.dtype)
     fill = float("nan") if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max
-    return torch.full((_number(buffer.size, sizes),), fill, dtype=dtype)
+    return torch.full((number_of(buffer.size, sizes),), fill, dtype=dtype)
 
 
-def _number(size: Expr, sizes: Sizes) -> int:
+def number_of(size: Expr, sizes: Sizes) -> int:
     def value_of(atom: Atom) -> int:
         assert isinstance(atom, Size), f"{atom} in {size} is not a size"
         if atom.name not in sizes and atom.formula is None:
@@ -109,73 +120,63 @@ def _number(size: Expr, sizes: Sizes) -> int:
 
 
 # -- kernels --------------------------------------------------------------------------------------
-class _KernelRun:
-    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], memory: Mapping[str, torch.Tensor], sizes: Sizes):
+class Body:
+    """A kernel's operators at some points of its loops. Each axis is an array of as many dimensions (`rank`), and all
+    that is computed broadcasts against all else. Where points lie outside the loops, `live` says which do not."""
+
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes, rank: int) -> None:
         self.kernel, self.buffers, self.memory, self.sizes = kernel, buffers, memory, sizes
-        self.axes = (*kernel.axes, *kernel.reduced)
-        self.shape = tuple(_number(axis.size, sizes) for axis in self.axes)
+        self.ones = (1,) * rank
+        self.axes: dict[Axis, np.ndarray] = {}
         self.values: dict[str, np.ndarray] = {}
 
-    def run(self) -> None:
-        with np.errstate(all="ignore"):
-            for op in self.kernel.body:
-                if isinstance(op, Store):
-                    self.store(op)
-                else:
-                    self.values[op.name] = _as_type(self.evaluate(op), op.dtype)
-
-    def evaluate(self, op: Op) -> np.ndarray:
+    def value(self, op: Op, live: np.ndarray | None = None) -> np.ndarray:
         if isinstance(op, Load):
-            return self.load(op)
+            return self.load(op, live)
         if isinstance(op, Const):
             return np.full(self.ones, op.value, dtype=DTYPES[op.dtype].numpy)
         if isinstance(op, Index):
             return self.offsets(op.expr)
         if isinstance(op, Apply):
             return SCALARS[op.op].reference(*(self.values[name] for name in op.args))
-        if isinstance(op, Check):
-            return self.check(op)
-        if isinstance(op, Scan):
-            return _ACCUMULATE[op.kind].accumulate(self.rows(op.value), axis=-1)
-        assert isinstance(op, Reduce)
-        return self.reduce(op)
-
-    @property
-    def ones(self) -> tuple[int, ...]:
-        return (1,) * len(self.axes)
+        assert isinstance(op, Check)
+        return self.check(op, live)
 
     def offsets(self, index: Expr) -> np.ndarray:
         def value_of(atom: Atom) -> object:
             if isinstance(atom, Axis):
-                at = self.axes.index(atom)
-                return np.arange(self.shape[at]).reshape([-1 if i == at else 1 for i in range(len(self.axes))])
+                return self.axes[atom]
             if isinstance(atom, Value):
                 return self.values[atom.name].astype(np.int64)
-            return np.int64(_number(Expr((((atom,), 1),)), self.sizes))
+            return np.int64(number_of(Expr((((atom,), 1),)), self.sizes))
 
         found = np.asarray(index.evaluate(value_of), dtype=np.int64)
         return found.reshape(self.ones) if found.ndim == 0 else found
 
-    def load(self, op: Load) -> np.ndarray:
+    def load(self, op: Load, live: np.ndarray | None = None) -> np.ndarray:
         at = self.offsets(op.index)
         cells = _cells(self.memory[op.buffer])
-        if op.mask is None:
+        mask = live if op.mask is None else self.values[op.mask] if live is None else live & self.values[op.mask]
+        if mask is None:
             self.inside(op, at)
             return _from_cells(cells[at], op.dtype)
-        mask, at = np.broadcast_arrays(self.values[op.mask], at)
+        mask, at = np.broadcast_arrays(mask, at)
         self.inside(op, at[mask])
         read = np.zeros(at.shape, dtype=DTYPES[op.dtype].numpy)
         read[mask] = _from_cells(cells[at[mask]], op.dtype)
         return read
 
-    def store(self, op: Store) -> None:
+    def store(self, op: Store, live: np.ndarray | None = None) -> None:
         at, value = np.broadcast_arrays(self.offsets(op.index), self.values[op.value])
+        if live is not None:
+            at, value, live = np.broadcast_arrays(at, value, live)
+            at, value = at[live], value[live]
         self.inside(op, at)
         cells = _cells(self.memory[op.buffer])
         if op.update in (None, "put"):
             cells[at] = _to_cells(value, self.buffers[op.buffer].dtype)
         else:
-            _ACCUMULATE[op.update].at(cells, at, value)
+            ACCUMULATE[op.update].at(cells, at, value)
 
     def inside(self, op: Load | Store, at: np.ndarray) -> None:
         """NumPy would count a negative offset from the end, and hide the mistake."""
@@ -184,11 +185,36 @@ class _KernelRun:
             wrong = at.min() if at.min() < 0 else at.max()
             raise IndexError(f"kernel {self.kernel.name}: {op.buffer}[{op.index}] reaches {wrong} of {count} elements")
 
-    def check(self, op: Check) -> np.ndarray:
-        value, limit = self.values[op.value], _number(op.limit, self.sizes)
-        if not np.all((value >= (-limit if op.wrap else 0)) & (value < limit)):
+    def check(self, op: Check, live: np.ndarray | None = None) -> np.ndarray:
+        value, limit = self.values[op.value], number_of(op.limit, self.sizes)
+        good = (value >= (-limit if op.wrap else 0)) & (value < limit)
+        if not np.all(good if live is None else good | ~live):
             raise FAULTS[op.fault].error(FAULTS[op.fault].message)
         return np.where(value < 0, value + limit, value)
+
+
+class _KernelRun(Body):
+    """All points of the loops at once."""
+
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes):
+        axes = (*kernel.axes, *kernel.reduced)
+        super().__init__(kernel, buffers, memory, sizes, len(axes))
+        self.shape = tuple(number_of(axis.size, sizes) for axis in axes)
+        for at, axis in enumerate(axes):
+            self.axes[axis] = np.arange(self.shape[at]).reshape([-1 if i == at else 1 for i in range(len(axes))])
+
+    def run(self) -> None:
+        with np.errstate(all="ignore"):
+            for op in self.kernel.body:
+                if isinstance(op, Store):
+                    self.store(op)
+                else:
+                    self.values[op.name] = as_type(self.evaluate(op), op.dtype)
+
+    def evaluate(self, op: Op) -> np.ndarray:
+        if isinstance(op, Scan):
+            return ACCUMULATE[op.kind].accumulate(self.rows(op.value), axis=-1)
+        return self.reduce(op) if isinstance(op, Reduce) else self.value(op)
 
     def rows(self, name: str) -> np.ndarray:
         """The value with its reduced axes written out: one that does not depend on them still counts at each step."""
@@ -201,7 +227,7 @@ class _KernelRun:
         return _reduce_rows(op.kind, rows).reshape(value.shape[:kept] + (1,) * len(self.kernel.reduced))
 
 
-_ACCUMULATE: dict[str, np.ufunc] = {
+ACCUMULATE: dict[str, np.ufunc] = {
     "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp,
 }  # fmt: skip
 
@@ -219,7 +245,7 @@ def _reduce_rows(kind: str, rows: np.ndarray) -> np.ndarray:
     return np.asarray(one[kind](rows, axis=-1))  # type: ignore[operator]
 
 
-def _as_type(value: np.ndarray, dtype: str) -> np.ndarray:
+def as_type(value: np.ndarray, dtype: str) -> np.ndarray:
     """The value rounded to its type; bfloat16, which NumPy lacks, as the float32 nearest to it."""
     value = np.asarray(value)
     if dtype == "bf16":
@@ -249,7 +275,7 @@ def _to_cells(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 # -- calls ----------------------------------------------------------------------------------------
-def _call(call: Call, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
+def _call(call: Call, memory: Memory, sizes: Sizes) -> None:
     args = [_argument(arg, memory, sizes) for arg in call.args]
     kwargs = {name: _argument(arg, memory, sizes) for name, arg in call.kwargs}
     with torch.no_grad():
@@ -261,11 +287,11 @@ def _call(call: Call, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
                 _window(view, memory, sizes).copy_(tensor)
 
 
-def _argument(arg: Arg, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> object:
+def _argument(arg: Arg, memory: Memory, sizes: Sizes) -> object:
     if isinstance(arg, View):
         return _window(arg, memory, sizes)
     if isinstance(arg, Expr):
-        return _number(arg, sizes)
+        return number_of(arg, sizes)
     if isinstance(arg, Number):
         return memory[arg.name].item()
     if isinstance(arg, (tuple, list)):
@@ -273,11 +299,11 @@ def _argument(arg: Arg, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> obj
     return arg
 
 
-def _window(view: View, memory: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+def _window(view: View, memory: Memory, sizes: Sizes) -> torch.Tensor:
     flat = memory[view.buffer].view(to_torch(view.dtype))
-    shape = [_number(size, sizes) for size in view.sizes]
-    strides = [_number(stride, sizes) for stride in view.strides]
-    return torch.as_strided(flat, shape, strides, flat.storage_offset() + _number(view.offset, sizes))
+    shape = [number_of(size, sizes) for size in view.sizes]
+    strides = [number_of(stride, sizes) for stride in view.strides]
+    return torch.as_strided(flat, shape, strides, flat.storage_offset() + number_of(view.offset, sizes))
 
 
 def _tensors(result: object) -> Iterator[torch.Tensor | None]:
@@ -290,4 +316,4 @@ def _tensors(result: object) -> Iterator[torch.Tensor | None]:
         yield torch.as_tensor(result)
 
 
-__all__ = ["interpret"]
+__all__ = ["ACCUMULATE", "Body", "Memory", "RunKernel", "Sizes", "as_type", "interpret", "number_of", "run_kernel"]

@@ -24,6 +24,8 @@ POSITIONS = ("argmax", "argmin", "argpool")  # reductions that give a place inst
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", *POSITIONS)
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 UPDATES = ("put", "sum", "prod", "max", "min")
+# The scalar operator by which what a reduction found here and there becomes one.
+COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
 
 def identity(kind: str, dtype: str) -> float | int | bool:
@@ -351,7 +353,8 @@ class Program(Exact):
 
 
 __all__ = [
-    "REDUCTIONS", "SCANS", "UPDATES", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const", "Definition", "Expr",
-    "Index", "Kernel", "Load", "Number", "NumberSource", "Op", "Program", "Reduce", "Scan", "SizeSource", "Step",
-    "Store", "Value", "View", "definitions_for", "identity", "measure", "numbers", "operands", "views",
+    "COMBINE", "REDUCTIONS", "SCANS", "UPDATES", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const",
+    "Definition", "Expr", "Index", "Kernel", "Load", "Number", "NumberSource", "Op", "Program", "Reduce", "Scan",
+    "SizeSource", "Step", "Store", "Value", "View", "definitions_for", "identity", "measure", "numbers", "operands",
+    "views",
 ]  # fmt: skip

@@ -53,12 +53,21 @@ class _Function:
         frame.sizes = {size: f"%s{i}" for i, size in enumerate(sizes)}
         thread, block = self._register("tid"), self._register("ctaid")
         self.me = "0" if rows.team == 1 else self.w.let(f"and i32 {thread}, {rows.team - 1}")
-        unit = self.w.let(f"mul nuw i32 {block}, {plan.teams}")
         group = self.w.let(f"lshr i32 {thread}, {rows.team.bit_length() - 1}") if rows.team > 1 else thread
-        self.unit = self._wide(self.w.let(f"add nuw i32 {unit}, {group}") if plan.teams > 1 else unit)
+        self.unit = self._unit(block, group)
         me = self.me if self.me == "0" else self._wide(self.me)
         self.rows = Rows(rows, self.w, frame, me, self._across_team if rows.team > 1 else None)
         self.shared = 0
+
+    def _unit(self, block: str, group: str) -> str:
+        """The number of the thread's team, in 32 bits where all of them have room there."""
+        teams, w = self.plan.teams, self.w
+        if teams == 1:
+            return self._wide(block)
+        if self.plan.grid.is_int and self.plan.grid.int * teams <= 1 << 31:
+            first = w.let(f"mul nuw i32 {block}, {teams}")
+            return self._wide(w.let(f"add nuw i32 {first}, {group}"))
+        return w.add(w.mul(self._wide(block), str(teams)), self._wide(group))
 
     def _register(self, name: str) -> str:
         function = f"@llvm.nvvm.read.ptx.sreg.{name}.x"

@@ -11,16 +11,15 @@ import functools
 from litz.codegen.llvm import math
 from litz.codegen.llvm.writer import Operand, Writer, llvm_type
 from litz.loop.dtype import DTYPES
+from litz.loop.ir import COMBINE
 from litz.loop.scalar import SCALARS
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
 
 def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
     """Of two zeros, `max` and `min` keep the first, as eager's pools do; the scalar operators take the second."""
     if kind in ("max", "min"):
         a, b = b, a
-    row = SCALARS[_COMBINE[kind]]
+    row = SCALARS[COMBINE[kind]]
     spelling = row.llvm[DTYPES[a.dtype].kind]
     if spelling.startswith("@"):
         return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)

@@ -16,12 +16,10 @@ from litz.codegen.llvm.vectors import live_of, vectors
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
 from litz.codegen.rows import RowPlan
+from litz.codegen.stretches import CUTS, SHORT_SUM, stretches
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, expr
 from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
-
-_SHORT_SUM = 4  # two to this many steps are added up at a time, where a floating-point sum has many more
-_CUTS = 2  # how often a sum over a size known only at run time is cut
 
 # What the threads of a team found, value and position (of a value alone, none), as what all of them found.
 AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
@@ -189,14 +187,13 @@ class Rows:
         """How long the stretches of a sum are, the longest first. Where the size is known only at run time, so are
         they: as many cuts, each into as many parts as the size asks for."""
         if axis.size.is_int:
-            levels = max((axis.size.int // step).bit_length() - _SHORT_SUM + 1, 0) // _SHORT_SUM
-            return [str(step << (level * _SHORT_SUM)) for level in range(levels, 0, -1)]
-        w = self.w
+            return [str(length) for length in stretches(axis.size.int, step)]
+        w = self.w  # the instructions of `stretches_at_run_time`
         steps = w.let(f"udiv i64 {self.extent[axis]}, {step}")
         w.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
-        bits = w.let(f"sub i64 {64 + _CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
-        power = w.intrinsic("llvm.smax", "i64", w.let(f"udiv i64 {bits}, {_CUTS + 1}"), str(_SHORT_SUM))
-        return [w.let(f"shl i64 {step}, {w.mul(power, str(level))}") for level in range(_CUTS, 0, -1)]
+        bits = w.let(f"sub i64 {64 + CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
+        power = w.intrinsic("llvm.smax", "i64", w.let(f"udiv i64 {bits}, {CUTS + 1}"), str(SHORT_SUM))
+        return [w.let(f"shl i64 {step}, {w.mul(power, str(level))}") for level in range(CUTS, 0, -1)]
 
     def _add_up(self, sums: list[Reduce], totals: dict[str, Slots], parts: dict[str, Slots]) -> None:
         for op in sums:

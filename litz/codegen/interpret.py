@@ -1,0 +1,398 @@
+"""The meaning of a plan, slow and obvious: what its rows, teams, vectors and passes compute, with no GPU in sight.
+
+In: a `RowPlan` (a unit is a row, taken by one thread, as on a CPU) or a `GpuPlan`, and memory. Out: memory as the plan
+leaves it, or a `PlanError` where the plan is wrong: a point of the loops that is never computed, computed twice or not
+there at all; a value that a pass uses and neither computes nor keeps.
+
+The one idea: all units go in step. Every value is an array `(units, threads of a team, copies, lanes)`, or broadcasts
+to it; only the steps that a thread takes one after the other are loops. Numbers are added in the order in which the
+plan's threads add them, each sum rounded to its type. (Generated code rounds once less where it sums products.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from litz.codegen.coverage import Coverage
+from litz.codegen.plan_gpu import WARP, GpuPlan
+from litz.codegen.reduced import best_place, better_than, combined, together
+from litz.codegen.rows import RowPlan, volume
+from litz.codegen.stretches import stretches, stretches_at_run_time
+from litz.errors import PlanError
+from litz.loop.dtype import DTYPES
+from litz.loop.expr import Axis
+from litz.loop.interpret import ACCUMULATE, Body, Memory, Sizes, as_type, number_of
+from litz.loop.ir import POSITIONS, Buffer, Op, Reduce, Scan, Store, identity, operands
+
+_MOST_THREADS = 1024  # in a block
+
+
+def run_plan(plan: RowPlan | GpuPlan, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
+    _check_plan(plan.rows if isinstance(plan, GpuPlan) else plan)
+    with np.errstate(all="ignore"):
+        if isinstance(plan, GpuPlan):
+            _run_on_gpu(plan, buffers, memory, sizes)
+        else:
+            _run_on_cpu(plan, buffers, memory, sizes)
+
+
+def _run_on_cpu(plan: RowPlan, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
+    run = _Rows(plan, buffers, memory, sizes, np.arange(number_of(volume(plan.rows), sizes)), threads=1)
+    if plan.vector is None or plan.over_reduced:
+        run.row()
+    else:
+        run.along_vector()
+    run.finish()
+
+
+def _run_on_gpu(plan: GpuPlan, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
+    rows = plan.rows
+    _check_block(plan)
+    pieces = number_of(plan.pieces, sizes)
+    started = np.arange(number_of(plan.grid, sizes) * plan.teams)
+    unit = started[started < number_of(plan.units, sizes)]
+    row, piece = (unit // pieces, unit % pieces) if pieces else (unit, unit)
+    run = _Rows(rows, buffers, memory, sizes, row, rows.team)
+    if rows.vector is None or rows.over_reduced:
+        run.row()
+    else:
+        start = piece.reshape(-1, 1, 1, 1) * rows.step * rows.copies
+        # Vectors are there whole or not at all, and what divides the axis is always there.
+        whole = all(factor % (rows.step * rows.copies) == 0 for _, factor in rows.vector.size.terms)
+        with run.standing_at(start, rows.copies, None if whole else _Live(run.extent[rows.vector], by_vector=True)):
+            run.row()
+    run.finish()
+
+
+def _check_block(plan: GpuPlan) -> None:
+    team, name = plan.rows.team, plan.rows.kernel.name
+    if plan.block % team or not 0 < plan.block <= _MOST_THREADS:
+        raise PlanError(f"kernel {name}: a block of {plan.block} threads does not hold teams of {team}")
+    if team > WARP and plan.rows.over_reduced and plan.teams > 1:
+        raise PlanError(f"kernel {name}: {plan.teams} teams of several warps share a block, and so its barrier")
+
+
+@dataclass(frozen=True)
+class _Live:
+    """What is live of the vectors of a frame: what lies before `stop`. Either vectors are live whole, or each lane by
+    itself."""
+
+    stop: int
+    by_vector: bool
+
+
+class _Rows(Body):
+    """All units in step: `rows` has the number of each one's row."""
+
+    def __init__(
+        self,
+        plan: RowPlan,
+        buffers: Mapping[str, Buffer],
+        memory: Memory,
+        sizes: Sizes,
+        rows: np.ndarray,
+        threads: int,
+    ):
+        super().__init__(plan.kernel, buffers, memory, sizes, rank=4)
+        self.plan, self.units, self.threads = plan, len(rows), threads
+        self.types = {op.name: op.dtype for op in plan.kernel.body if not isinstance(op, Store)}
+        self.space = (*plan.kernel.axes, *plan.kernel.reduced)
+        self.extent = {axis: number_of(axis.size, sizes) for axis in self.space}
+        self.copies = 1
+        self.live: np.ndarray | None = None
+        self.kept: dict[tuple[str, int], np.ndarray] = {}
+        self.step = 0  # of the pass under way
+        self.where = f"kernel {plan.kernel.name}"
+        self.covered = {
+            what: Coverage(f"{self.where}, {what}", {axis: self.extent[axis] for axis in axes})
+            for what, axes in self._to_cover()
+        }
+        rest = rows.reshape(-1, 1, 1, 1)
+        for axis in reversed(plan.rows):
+            first = axis == plan.rows[0]
+            self.axes[axis], rest = (rest, rest) if first else (rest % self.extent[axis], rest // self.extent[axis])
+
+    # -- rows ---------------------------------------------------------------------------------------
+    def along_vector(self) -> None:
+        """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
+        plan = self.plan
+        assert plan.vector is not None
+        for op in plan.passes[0].before:
+            if not isinstance(op, Store) and not self.along(op):
+                self.emit(op)
+        for start, copies, live in self.vectors(0, self.extent[plan.vector], plan.copies):
+            with self.standing_at(start, copies, live):
+                self.row()
+
+    def vectors(self, start: int, stop: int, copies: int) -> Iterator[tuple[int, int, _Live | None]]:
+        """Where a team's vectors begin, how many each thread has, and what is live of them."""
+        one = self.plan.step
+        whole = start + (stop - start) // (one * copies) * (one * copies)
+        for v in range(start, whole, one * copies):
+            yield v, copies, None
+        for v in range(whole, stop, one):
+            yield v, 1, _Live(stop, self.plan.team > 1 or self.plan.lanes == 1)
+
+    @contextmanager
+    def standing_at(self, start: int | np.ndarray, copies: int, live: _Live | None) -> Iterator[None]:
+        """Each thread's vectors: the first begins as many lanes after `start` as lie before it in the team."""
+        plan = self.plan
+        assert plan.vector is not None
+        outer = self.axes, self.values, self.copies, self.live
+        thread, copy, lane = (np.arange(n) for n in (self.threads, copies, plan.lanes))
+        first = start + thread.reshape(1, -1, 1, 1) * plan.lanes + copy.reshape(1, 1, -1, 1) * plan.step
+        at = first + lane
+        self.axes, self.values, self.copies = {**self.axes, plan.vector: at}, dict(self.values), copies
+        if live is not None:
+            self.live = np.broadcast_to(first if live.by_vector else at, at.shape) < live.stop
+        yield
+        self.axes, self.values, self.copies, self.live = outer
+
+    def row(self) -> None:
+        if self.plan.held:
+            self._held_row()
+            return
+        for p, one in enumerate(self.plan.passes):
+            self.where = f"kernel {self.kernel.name}, before pass {p}"
+            if any(isinstance(op, Store) for op in one.before):
+                self._cover(f"before pass {p}")
+            for op in one.before:
+                if isinstance(op, Store) or op.name not in self.values:
+                    self.emit(op)
+            if one.sinks:
+                self._pass(p)
+
+    def _held_row(self) -> None:
+        """Every operator once, for all vectors of the row; what is stored may lie where something was loaded."""
+        plan = self.plan
+        assert plan.vector is not None
+        ragged = self.extent[plan.vector] < plan.copies * plan.step
+        live = _Live(self.extent[plan.vector], plan.team > 1 or plan.lanes == 1) if ragged else None
+        for axis in self.kernel.reduced:
+            self.axes[axis] = np.zeros(self.ones, np.int64)
+        with self.standing_at(0, plan.copies, live):
+            self._cover("the held row")
+            for op in sorted(self.kernel.body, key=lambda op: isinstance(op, Store)):
+                if isinstance(op, Reduce):
+                    self._check_known(op)
+                    self.values[op.name] = self._together(op, self._counted(op))
+                else:
+                    self.emit(op)
+
+    # -- operators ----------------------------------------------------------------------------------
+    def along(self, op: Op) -> bool:
+        """Whether it differs along the vector axis."""
+        if isinstance(op, Store):
+            names, axes = operands(op), op.index.axes()
+        else:
+            names, axes = (op.name,), set()
+        return self.plan.vector in axes or any(self.plan.vector in self.plan.varies[name] for name in names)
+
+    def emit(self, op: Op) -> None:
+        self._check_known(op)
+        live = self.live if self.along(op) else None
+        if isinstance(op, Store):
+            self.store(op, live)
+        else:
+            self.values[op.name] = as_type(self.value(op, live), op.dtype)
+
+    def _check_known(self, op: Op) -> None:
+        for name in operands(op):
+            if name not in self.values:
+                user = op.buffer if isinstance(op, Store) else op.name
+                raise PlanError(f"{self.where}: {user} needs {name}, which is neither computed there nor kept")
+
+    # -- one pass over the reduced axes -------------------------------------------------------------
+    def _pass(self, p: int) -> None:
+        plan, one = self.plan, self.plan.passes[p]
+        self.where, self.step = f"kernel {self.kernel.name}, pass {p}", 0
+        reduces = [op for op in one.sinks if isinstance(op, Reduce)]
+        scans = [op for op in one.ops if isinstance(op, Scan)]
+        running: list[Reduce | Scan] = [*reduces, *scans]
+        copies = plan.copies if plan.over_reduced else self.copies
+        found = {op.name: self._open(op, copies) for op in running}
+        outer = self.axes, self.values
+        self.axes, self.values = dict(self.axes), dict(self.values)
+        self._loops([a for a in self.kernel.reduced if a != plan.vector], p, found, copies)
+        self.axes, self.values = outer
+        for op in reduces:
+            self.values[op.name] = self._close(op, found[op.name])
+
+    def _loops(self, axes: Sequence[Axis], p: int, found: _Found, copies: int) -> None:
+        plan = self.plan
+
+        def along_axis(start: int, stop: int, mine: _Found) -> None:
+            for i in range(start, stop):
+                self.axes[axes[0]] = np.full(self.ones, i, np.int64)
+                self._loops(axes[1:], p, mine, copies)
+
+        def along_vector(start: int, stop: int, mine: _Found) -> None:
+            for v, count, live in self.vectors(start, stop, copies):
+                with self.standing_at(v, count, live):
+                    self._at_step(p, mine)
+
+        if axes:
+            self._in_stretches(axes[0], 1, p, found, copies, along_axis)
+        elif plan.over_reduced:
+            assert plan.vector is not None
+            self._in_stretches(plan.vector, copies * plan.step, p, found, copies, along_vector)
+        else:
+            self._at_step(p, found)
+
+    def _in_stretches(
+        self, axis: Axis, step: int, p: int, found: _Found, copies: int, walk: Callable[[int, int, _Found], None]
+    ) -> None:
+        """A walk along an axis, cut where floating-point sums would be long."""
+        sums = [op for op in self.plan.passes[p].sinks if isinstance(op, Reduce) and self._rounds(op)]
+        cut = stretches if axis.size.is_int else stretches_at_run_time
+
+        def cut_up(start: int, stop: int, lengths: Sequence[int], total: _Found) -> None:
+            if not lengths:
+                walk(start, stop, total)
+                return
+            for begin in range(start, stop, lengths[0]):
+                part = total | {op.name: self._open(op, copies) for op in sums}
+                cut_up(begin, min(begin + lengths[0], stop), lengths[1:], part)
+                for op in sums:
+                    total[op.name].value[...] = self._combined(op, total[op.name].value, part[op.name].value)
+
+        cut_up(0, self.extent[axis], cut(self.extent[axis], step) if sums else [], found)
+
+    def _rounds(self, op: Reduce) -> bool:
+        return op.kind == "sum" and DTYPES[self.types[op.value]].kind == "float"
+
+    def _at_step(self, p: int, found: _Found) -> None:
+        plan, one = self.plan, self.plan.passes[p]
+        self._cover(f"pass {p}")
+        for op in one.ops:
+            first = plan.kept.get(op.name, p)
+            if first < p:
+                if (op.name, self.step) not in self.kept:
+                    raise PlanError(f"{self.where}: pass {first} was to keep {op.name}, and did not compute it")
+                self.values[op.name] = self.kept[op.name, self.step]
+            elif isinstance(op, Scan):
+                self._check_known(op)
+                self.values[op.name] = self._accumulate(op, found[op.name])
+            else:
+                self.emit(op)
+            if plan.kept.get(op.name) == p:
+                self.kept[op.name, self.step] = self.values[op.name]
+        for sink in one.sinks:
+            self._check_known(sink)
+            if isinstance(sink, Reduce):
+                self._accumulate(sink, found[sink.name])
+            else:
+                self.emit(sink)
+        self.step += 1
+
+    # -- reductions ---------------------------------------------------------------------------------
+    def _side_by_side(self, op: Reduce | Scan) -> bool:
+        """Whether it has a running value for each lane and copy."""
+        return self.plan.over_reduced or self.plan.vector in self.plan.varies[op.value]
+
+    def _shape(self, op: Reduce | Scan, copies: int) -> tuple[int, ...]:
+        inside = (self.threads, copies, self.plan.lanes) if self._side_by_side(op) else (1, 1, 1)
+        return (self.units, *inside)
+
+    def _open(self, op: Reduce | Scan, copies: int) -> _Running:
+        dtype = self.types[op.value]
+        value: np.ndarray = np.full(self._shape(op, copies), identity(op.kind, dtype), DTYPES[dtype].numpy)
+        return _Running(value, np.zeros(value.shape, np.int64))
+
+    def _counted(self, op: Reduce | Scan) -> np.ndarray:
+        """What this step adds to the reduction: nothing where it is not live."""
+        dtype = self.types[op.value]
+        value = np.broadcast_to(self.values[op.value], self._shape(op, self.copies))
+        if self.live is None or not self.plan.over_reduced:
+            return value
+        return np.where(self.live, value, np.full((), identity(op.kind, dtype), DTYPES[dtype].numpy))
+
+    def _accumulate(self, op: Reduce | Scan, found: _Running) -> np.ndarray:
+        """The running value after this step."""
+        new = self._counted(op)
+        old, place = found.value[:, :, : new.shape[2]], found.place[:, :, : new.shape[2]]
+        if op.kind in POSITIONS:
+            better = better_than(op.kind, new, old)
+            if self.live is not None and self.plan.over_reduced:
+                better = better & self.live
+            here: np.ndarray = np.zeros(self.ones, np.int64)
+            for axis in self.kernel.reduced:
+                here = here * self.extent[axis] + self.axes[axis]
+            place[...] = np.where(better, here, place)
+            old[...] = np.where(better, new, old)
+        elif isinstance(op, Scan):
+            old[...] = as_type(ACCUMULATE[op.kind](old, new), self.types[op.value])
+        else:
+            old[...] = self._combined(op, old, new)
+        return old.copy()
+
+    def _combined(self, op: Reduce, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return combined(op.kind, self.types[op.value], a, b)
+
+    def _close(self, op: Reduce, found: _Running) -> np.ndarray:
+        """The finished reduction: one number a unit if lanes were reduced, else one for each of them."""
+        positions = op.kind in POSITIONS
+        if not self.plan.over_reduced:
+            return found.place if positions else found.value
+        if not positions:
+            return self._together(op, found.value)
+        if self.plan.copies > 1:
+            raise PlanError(f"{self.where}: {op.name} is a position, of which only one vector at a time keeps track")
+        return best_place(op.kind, found.value[:, :, 0], found.place[:, :, 0])
+
+    def _together(self, op: Reduce, value: np.ndarray) -> np.ndarray:
+        plan = self.plan
+        assert plan.vector is not None
+        # A row that fills no vector is added up lane by lane, as eager does.
+        short = plan.team == 1 and plan.vector.size.is_int and 0 < plan.vector.size.int < plan.lanes
+        live = plan.vector.size.int if short else None
+        return together(lambda a, b: self._combined(op, a, b), value, live)
+
+    # -- what was computed --------------------------------------------------------------------------
+    def _to_cover(self) -> Iterator[tuple[str, tuple[Axis, ...]]]:
+        if self.plan.held:
+            yield "the held row", self.space
+            return
+        for p, one in enumerate(self.plan.passes):
+            if one.sinks:
+                yield f"pass {p}", self.space
+            if any(isinstance(op, Store) for op in one.before):
+                yield f"before pass {p}", self.kernel.axes
+
+    def _cover(self, what: str) -> None:
+        self.covered[what].add(self.axes, self.live)
+
+    def finish(self) -> None:
+        for coverage in self.covered.values():
+            coverage.check()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A reduction or scan under way: what was found so far, and for positions, where. The arrays change."""
+
+    value: np.ndarray
+    place: np.ndarray
+
+
+_Found = dict[str, _Running]
+
+
+def _check_plan(plan: RowPlan) -> None:
+    """What generated code takes for granted, and that each sink has its place."""
+    name = plan.kernel.name
+    for what, count in (("lanes", plan.lanes), ("threads in a team", plan.team)):
+        if count < 1 or count & (count - 1):
+            raise PlanError(f"kernel {name}: {count} {what} are no power of two")
+    run = [op for one in plan.passes for op in (*one.before, *one.sinks) if isinstance(op, (Reduce, Store))]
+    for op in plan.kernel.body:
+        if isinstance(op, (Reduce, Store)) and run.count(op) != plan.kernel.body.count(op):
+            sink = op.name if isinstance(op, Reduce) else f"the store to {op.buffer}"
+            raise PlanError(f"kernel {name}: {sink} runs in {run.count(op)} passes")
+
+
+__all__ = ["run_plan"]
