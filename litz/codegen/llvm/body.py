@@ -267,9 +267,8 @@ class Scope:
 
     def _alignment(self, index: Expr, size: int) -> int:
         """Of a vector's address: buffers are aligned, and vectors begin at multiples of their width."""
-        if not self.writer.module.dialect.aligned:
-            return size
-        return size * gcd(self.lanes, *(factor for monomial, factor in index.terms if monomial != (self.vector,)))
+        factors = (factor for monomial, factor in index.terms if monomial != (self.vector,))
+        return max(size, min(self.writer.module.dialect.aligned, size * gcd(self.lanes, *factors)))
 
     def _when_live(self, mask: Operand, t: str, address: str, alignment: int) -> str:
         """What is there, or zeros, which takes no reading."""

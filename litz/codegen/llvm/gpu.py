@@ -14,7 +14,7 @@ from litz.codegen.llvm.gpu_math import OWN
 from litz.codegen.llvm.reduction import better_of, combine
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer
-from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
+from litz.codegen.plan_gpu import ACCESS_BYTES, WARP, GpuPlan, plan_for_gpu
 from litz.codegen.rows import RowPlan
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Expr
@@ -22,8 +22,9 @@ from litz.loop.ir import Buffer, Kernel
 
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
-    bfloat=True, fences=False, aligned=True, branches=True, own=OWN, fault="call void asm sideeffect \"trap;\", \"\"()"
-)
+    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN,
+    fault="call void asm sideeffect \"trap;\", \"\"()",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
