@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import gcd
 
-from litz.codegen.lanes import ACCESS_BYTES
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.reduction import combine
@@ -268,10 +267,8 @@ class Scope:
 
     def _alignment(self, index: Expr, size: int) -> int:
         """Of a vector's address: buffers are aligned, and vectors begin at multiples of their width."""
-        if not self.writer.module.dialect.aligned:
-            return size
-        steps = (factor for monomial, factor in index.terms if monomial != (self.vector,))
-        return min(size * gcd(self.lanes, *steps), ACCESS_BYTES)
+        factors = (factor for monomial, factor in index.terms if monomial != (self.vector,))
+        return max(size, min(self.writer.module.dialect.aligned, size * gcd(self.lanes, *factors)))
 
     def _when_live(self, mask: Operand, t: str, address: str, alignment: int) -> str:
         """What is there, or zeros, which takes no reading."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from litz.codegen.lanes import ACCESS_BYTES
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.build import GPU_TRIPLE
 from litz.codegen.llvm.gpu_math import OWN
@@ -21,8 +22,9 @@ from litz.loop.ir import Buffer, Kernel
 
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
-    bfloat=True, fences=False, aligned=True, branches=True, own=OWN, fault="call void asm sideeffect \"trap;\", \"\"()"
-)
+    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN,
+    fault="call void asm sideeffect \"trap;\", \"\"()",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,7 @@ class Grid:
     threads: int
 
 
-def render(
-    kernel: Kernel, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...] = ()
-) -> Grid:
+def render(kernel: Kernel, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...] = ()) -> Grid:
     plan = plan_for_gpu(kernel)
     return _Function(plan, buffers, module, name, sizes).run()
 

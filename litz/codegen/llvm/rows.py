@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from litz.codegen.llvm.body import Scope
-from litz.codegen.llvm.reduction import across_lanes, better_than, combine, first_best, running
+from litz.codegen.llvm.reduction import across_lanes, better_of, better_than, combine, first_best, running
 from litz.codegen.llvm.vectors import live_of, vectors
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
@@ -359,6 +359,8 @@ class Rows:
             return places or found
         if places:
             best, place = first_best(w, op.kind, found[0], places[0])
+            for other in zip(found[1:], places[1:], strict=True):
+                best, place = better_of(w, op.kind, (best, place), first_best(w, op.kind, *other))
             if self.across_team is not None:
                 _, found_place = self.across_team(op.kind, best, place)
                 assert found_place is not None

@@ -82,7 +82,7 @@ class Dialect:
     function_bytes: tuple[int, ...] = ()  # as of the target
     bfloat: bool = False  # rounding to bfloat16 is an instruction
     fences: bool = True  # there are fences, over which no arithmetic is moved
-    aligned: bool = False  # the access of a vector is one where it is known to be aligned, else one for each lane
+    aligned: int = 0  # bytes to which buffers are: the access of a vector is one where it is known to be aligned
     branches: bool = False  # what is not live is branched around
     own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
     fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
