@@ -4,6 +4,7 @@
 # make test-ops   every operator of torch's own database, every sample, all types, against eager (hours); SWEEP="--dtype float32" for a part
 # make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
 # make test-ecosystem   transformers' Trainer and generate, diffusers, PyG, PEFT, Lightning, DDP, each against eager
+# make test-gpu   what is compiled for a GPU, run on one
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
@@ -15,6 +16,7 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
+# make bench-gpu   models and kernels on a GPU, against eager and inductor; GPU="--only kernels" for a part
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
@@ -27,7 +29,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: setup demo test test-all test-gpu bench-gpu test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -54,6 +56,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu $(GPU)
+
+test-gpu: setup
+	$(BIN)/python -m pytest tests/gpu
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training

@@ -82,13 +82,13 @@ def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen
     return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
 
 
-def _context(options: Options, occasion: Occasion, inputs: Sequence[Any] = ()) -> Context:
-    return Context(options, _target(options, inputs), cache_of(os.environ), occasion=occasion)
+def _context(options: Options, occasion: Occasion, tensors: Sequence[Any] = ()) -> Context:
+    return Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion)
 
 
-def _target(options: Options, inputs: Sequence[Any]) -> Machine:
-    """The machine that the inputs are on."""
-    for x in inputs:
+def _target(options: Options, tensors: Sequence[Any]) -> Machine:
+    """The machine that the tensors are on."""
+    for x in tensors:
         if isinstance(x, torch.Tensor) and x.device.type == "cuda":
             return detect_gpu(x.device.index, options.threads)
     return detect(options.threads)
@@ -109,7 +109,9 @@ def compile_or_leave(
 ) -> Callable[..., Any]:
     """The function compiled, or, where it cannot be, itself and a note that says so."""
     training = _needs_grad(function, inputs)
-    ctx = _context(options, occasion or Occasion(training=training), inputs)
+    module = getattr(function, "__self__", None)
+    made = _made(module) if isinstance(module, fx.GraphModule) else []
+    ctx = _context(options, occasion or Occasion(training=training), [*inputs, *made])
     try:
         return compile_or_recall(
             function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
@@ -154,7 +156,7 @@ def _compile_for_all_sizes(
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
     strides = _eager_strides(graph_module)
-    ctx = _context(options, occasion, inputs)
+    ctx = _context(options, occasion, [*inputs, *_made(graph_module)])
 
     def compile(given: Sequence[Any]) -> Made:
         while True:
@@ -208,17 +210,25 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
         if type(whole).__name__ == "DTensor":
             return "an input is a DTensor: what is spread over devices is not compiled"
         tensors = [t for t in tensors if t is not whole] + parts_of(whole)
-    devices = {t.device for t in tensors}
+    devices = {t.device for t in (*tensors, *_made(graph_module))}
     if len(devices) > 1:
-        return f"inputs are on {' and '.join(sorted(map(str, devices)))}: a graph is compiled for one device"
+        return f"tensors are on {' and '.join(sorted(map(str, devices)))}: a graph is compiled for one device"
     for t in tensors:
         if t.device.type not in ("cpu", "cuda"):
             return f"an input is on {t.device}: tensors of CPUs and of NVIDIA's GPUs are compiled"
+        if t.device.type == "cuda" and t.device.index != torch.cuda.current_device():
+            return f"an input is on {t.device}, which is not the current device (see torch.cuda.device)"
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     if any(_counts_from_storage(node) for node in graph_module.graph.nodes):
         return "as_strided counts from the start of the storage, which the compiled code does not see"
     return None
+
+
+def _made(graph_module: fx.GraphModule) -> list[torch.Tensor]:
+    """What the graph's own nodes make, as Dynamo saw it."""
+    values = (node.meta.get("example_value") for node in graph_module.graph.nodes)
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _counts_from_storage(node: fx.Node) -> bool:

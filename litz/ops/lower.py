@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.context import Context
-from litz.errors import LitzError, LoweringError, source_of
+from litz.errors import CaptureError, LitzError, LoweringError, source_of
 from litz.loop.dtype import from_torch
 from litz.loop.expr import ONE, Size
 from litz.loop.formula import Formula
@@ -88,6 +88,7 @@ class Lowered:
 
 
 def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
+    _check_devices(graph_module)
     builder = Builder(ctx)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
@@ -123,6 +124,19 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     program = Program(builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps))
     return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants))
+
+
+def _check_devices(graph_module: fx.GraphModule) -> None:
+    """A program has one memory, so all its tensors are on one device."""
+    seen: dict[torch.device, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            seen.setdefault(value.device, node)
+    if len(seen) > 1:
+        *_, other = seen.values()
+        names = " and ".join(sorted(map(str, seen)))
+        raise CaptureError(f"tensors are on {names}: a graph is compiled for one device", source=source_of(other))
 
 
 def _with_numbers(program: Program, formulas: Mapping[str, Formula], given: Sequence[Any]) -> Program:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from litz.codegen.llvm.shim import DEVICE_SLOT, STREAM_SLOT
+from litz.errors import CallError, RunFailed
 from litz.runtime.arena import ARENA, EMPTY, Block
 from litz.target import GpuTarget, Machine
 
@@ -65,6 +66,9 @@ class Gpu:
         """The allocator has it back when the block is dropped, and hands it out to what is behind it on the stream."""
 
     def tell(self, slots: Any) -> None:
+        if torch._C._cuda_getDevice() != self._index:
+            other = CallError(f"what is called was compiled for {self.device}, and the current device is another")
+            raise RunFailed(other, in_time=True)
         device, stream = self._slots
         slots[device] = self._index
         slots[stream] = torch._C._cuda_getCurrentRawStream(self._index)

@@ -48,7 +48,8 @@ class _Function:
         rows = plan.rows
         self.used = tuple(dict.fromkeys((*rows.kernel.reads, *rows.kernel.writes)))
         self.w = Writer(module)
-        pointers = {b: f"%b{i}" for i, b in enumerate(self.used)}
+        self.numbers = frozenset(b for b in self.used if buffers[b].kind == "number")
+        pointers = {b: self._held(i) if b in self.numbers else f"%b{i}" for i, b in enumerate(self.used)}
         frame = Scope(self.w, buffers, pointers, rows.lanes, rows.vector, rows.varies)
         frame.sizes = {size: f"%s{i}" for i, size in enumerate(sizes)}
         thread, block = self._register("tid"), self._register("ctaid")
@@ -68,6 +69,12 @@ class _Function:
             first = w.let(f"mul nuw i32 {block}, {teams}")
             return self._wide(w.let(f"add nuw i32 {first}, {group}"))
         return w.add(w.mul(self._wide(block), str(teams)), self._wide(group))
+
+    def _held(self, position: int) -> str:
+        """A number that the host computes is an argument by value: its memory is the host's."""
+        cell = self.w.slot("double", 8)
+        self.w.emit(f"store double %b{position}, ptr {cell}")
+        return cell
 
     def _register(self, name: str) -> str:
         function = f"@llvm.nvvm.read.ptx.sreg.{name}.x"
@@ -94,7 +101,8 @@ class _Function:
                 self._piece(w.mul(piece, str(rows.step * rows.copies)))
         w.emit("ret void")
         # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
-        parameters = [*(f"ptr %b{i}" for i in range(len(self.used))), *(f"i64 %s{i}" for i in range(len(self.sizes)))]
+        parameters = [f"{'double' if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
+        parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
         w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{plan.block}"')
         return Grid(self.name, self.used, plan.grid, plan.block)
 

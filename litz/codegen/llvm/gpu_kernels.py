@@ -54,7 +54,7 @@ class GpuKernels:
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         w = writer.w
         # The driver is told where each argument lies: a buffer's address in its slot, a size in the table of sizes.
-        given = [w.address("ptr", "%slots", writer.slots[names[b]]) for b in found.grid.buffers]
+        given = [self._argument(writer, names[b]) for b in found.grid.buffers]
         given += [w.address("i64", "%sizes", i) for i in range(len(self.sizes))]
         arguments = w.slot(f"[{max(1, len(given))} x ptr]", 8)
         for position, pointer in enumerate(given):
@@ -73,13 +73,21 @@ class GpuKernels:
         self.launches += 1
 
     def _kernel(self, step: Kernel, order: tuple[str, ...]) -> _Built:
-        buffers = self.program.buffers
         shared = anonymous(step, order)
-        key = (shared.axes, shared.reduced, shared.body, tuple((buffers[b].dtype, buffers[b].size) for b in order))
+        key = (shared.axes, shared.reduced, shared.body, tuple(map(self._form, order)))
         found = self.built.get(key)
         if found is None:
             found = self.built[key] = self._build(shared, order)
         return found
+
+    def _argument(self, writer: HostWriter, name: str) -> str:
+        if self.program.buffers[name].kind == "number":
+            return writer.pointer(name)  # a number is passed itself, and its slot has where it lies
+        return writer.w.address("ptr", "%slots", writer.slots[name])
+
+    def _form(self, name: str) -> tuple:
+        buffer = self.program.buffers[name]
+        return buffer.dtype, buffer.size, buffer.kind == "number"
 
     def _build(self, kernel: Kernel, order: tuple[str, ...]) -> _Built:
         buffers = {f"b{i}": replace(self.program.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
