@@ -1,7 +1,7 @@
 """The scalar operators of the loop IR: one row each, the only place an operator is defined.
 
 A row says how many arguments it takes, what type comes out, what it means (a NumPy function, which
-the interpreter runs), how LLVM and Triton spell it, what it costs, and sample arguments for tests.
+the interpreter runs), how LLVM spells it, what it costs, and sample arguments for tests.
 
 LLVM spellings, by the kind of the arguments:
 - `fadd {t} {a}, {b}`   an instruction; `{t}` is the (vector) type, `{a} {b} {c}` the arguments
@@ -27,7 +27,6 @@ class Scalar:
     arity: int
     reference: Callable
     llvm: dict[str, str]  # argument kind ("float", "int", "uint", "bool") -> spelling
-    triton: str
     result: str = SAME  # type of the last argument, bool, or stated by the `Apply`
     cost: int = 1  # in additions; 8 and more is worth keeping rather than computing twice
     samples: tuple[tuple, ...] = field(default=())
@@ -140,86 +139,86 @@ _UNIT = ((-1.0,), (-0.3,), (0.0,), (0.7,), (1.0,))
 _XY = ((-2.5, 1.5), (0.0, 3.0), (4.0, -2.0), (7.25, 0.5))
 
 
-def _float1(name: str, reference: Callable, llvm: str, triton: str, cost: int, samples: tuple = _X) -> Scalar:
-    return Scalar(name, 1, reference, {F: llvm}, triton, SAME, cost, samples)
+def _float1(name: str, reference: Callable, llvm: str, cost: int, samples: tuple = _X) -> Scalar:
+    return Scalar(name, 1, reference, {F: llvm}, SAME, cost, samples)
 
 
 _ROWS = (
     # arithmetic
-    Scalar("add", 2, np.add, {**_arith("fadd", "add"), **_each("or {t} {a}, {b}", "bool")}, "{a} + {b}", samples=_XY),
-    Scalar("sub", 2, np.subtract, _arith("fsub", "sub"), "{a} - {b}", samples=_XY),
-    Scalar("mul", 2, np.multiply, {**_arith("fmul", "mul"), **_each("and {t} {a}, {b}", "bool")}, "{a} * {b}", samples=_XY),
-    Scalar("div", 2, np.divide, {F: "fdiv {t} {a}, {b}"}, "{a} / {b}", cost=4, samples=_XY),
-    Scalar("floor_div", 2, _floor_divide, {F: "inline floor_div", **_each("inline floor_div", *_ALL_INT)}, "litz_floor_div({a}, {b})", cost=10, samples=_XY),
-    Scalar("trunc_div", 2, _trunc_divide, {"int": "inline trunc_div", "uint": "inline trunc_div"}, "{a} // {b}", cost=10, samples=((7, 2), (-7, 2), (7, -2))),
-    Scalar("remainder", 2, _remainder, {F: "inline remainder", **_each("inline remainder", *_ALL_INT)}, "litz_remainder({a}, {b})", cost=10, samples=_XY),
-    Scalar("fmod", 2, np.fmod, {F: "inline fmod", "int": "inline fmod", "uint": "inline fmod"}, "litz_fmod({a}, {b})", cost=10, samples=_XY),
-    Scalar("neg", 1, np.negative, {F: "fneg {t} {a}", **_each("sub {t} zeroinitializer, {a}", *_ALL_INT)}, "-{a}", samples=_X),
-    Scalar("abs", 1, np.abs, {F: "@llvm.fabs", "int": "inline abs", "uint": "or {t} {a}, zeroinitializer"}, "tl.abs({a})", samples=_X),
-    Scalar("sign", 1, _sign, {F: "inline sign", "int": "inline sign", "uint": "inline sign"}, "litz_sign({a})", cost=2, samples=_X),
-    Scalar("max", 2, _larger, {F: "inline max", "int": "@llvm.smax", "uint": "@llvm.umax", "bool": "or {t} {a}, {b}"}, "tl.maximum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
-    Scalar("min", 2, _smaller, {F: "inline min", "int": "@llvm.smin", "uint": "@llvm.umin", "bool": "and {t} {a}, {b}"}, "tl.minimum({a}, {b}, tl.PropagateNan.ALL)", samples=_XY),
-    Scalar("fma", 3, lambda a, b, c: a * b + c, {F: "@llvm.fmuladd"}, "tl.fma({a}, {b}, {c})", samples=((1.5, 2.0, 3.0),)),
+    Scalar("add", 2, np.add, {**_arith("fadd", "add"), **_each("or {t} {a}, {b}", "bool")}, samples=_XY),
+    Scalar("sub", 2, np.subtract, _arith("fsub", "sub"), samples=_XY),
+    Scalar("mul", 2, np.multiply, {**_arith("fmul", "mul"), **_each("and {t} {a}, {b}", "bool")}, samples=_XY),
+    Scalar("div", 2, np.divide, {F: "fdiv {t} {a}, {b}"}, cost=4, samples=_XY),
+    Scalar("floor_div", 2, _floor_divide, {F: "inline floor_div", **_each("inline floor_div", *_ALL_INT)}, cost=10, samples=_XY),
+    Scalar("trunc_div", 2, _trunc_divide, {"int": "inline trunc_div", "uint": "inline trunc_div"}, cost=10, samples=((7, 2), (-7, 2), (7, -2))),
+    Scalar("remainder", 2, _remainder, {F: "inline remainder", **_each("inline remainder", *_ALL_INT)}, cost=10, samples=_XY),
+    Scalar("fmod", 2, np.fmod, {F: "inline fmod", "int": "inline fmod", "uint": "inline fmod"}, cost=10, samples=_XY),
+    Scalar("neg", 1, np.negative, {F: "fneg {t} {a}", **_each("sub {t} zeroinitializer, {a}", *_ALL_INT)}, samples=_X),
+    Scalar("abs", 1, np.abs, {F: "@llvm.fabs", "int": "inline abs", "uint": "or {t} {a}, zeroinitializer"}, samples=_X),
+    Scalar("sign", 1, _sign, {F: "inline sign", "int": "inline sign", "uint": "inline sign"}, cost=2, samples=_X),
+    Scalar("max", 2, _larger, {F: "inline max", "int": "@llvm.smax", "uint": "@llvm.umax", "bool": "or {t} {a}, {b}"}, samples=_XY),
+    Scalar("min", 2, _smaller, {F: "inline min", "int": "@llvm.smin", "uint": "@llvm.umin", "bool": "and {t} {a}, {b}"}, samples=_XY),
+    Scalar("fma", 3, lambda a, b, c: a * b + c, {F: "@llvm.fmuladd"}, samples=((1.5, 2.0, 3.0),)),
     # comparison and choice
-    Scalar("eq", 2, np.equal, _compare("oeq", "eq", "eq"), "{a} == {b}", BOOL, samples=_XY),
-    Scalar("ne", 2, np.not_equal, _compare("une", "ne", "ne"), "{a} != {b}", BOOL, samples=_XY),
-    Scalar("lt", 2, np.less, _compare("olt", "slt", "ult"), "{a} < {b}", BOOL, samples=_XY),
-    Scalar("le", 2, np.less_equal, _compare("ole", "sle", "ule"), "{a} <= {b}", BOOL, samples=_XY),
-    Scalar("gt", 2, np.greater, _compare("ogt", "sgt", "ugt"), "{a} > {b}", BOOL, samples=_XY),
-    Scalar("ge", 2, np.greater_equal, _compare("oge", "sge", "uge"), "{a} >= {b}", BOOL, samples=_XY),
-    Scalar("isnan", 1, np.isnan, {F: "fcmp uno {t} {a}, {a}"}, "{a} != {a}", BOOL, samples=((math.nan,), (1.0,))),
-    Scalar("signbit", 1, np.signbit, {F: "inline signbit"}, "litz_signbit({a})", BOOL, samples=_X),
-    Scalar("where", 3, np.where, _each("inline where", F, "int", "uint", "bool"), "tl.where({a}, {b}, {c})", samples=((True, 1.0, 2.0), (False, 1.0, 2.0))),
+    Scalar("eq", 2, np.equal, _compare("oeq", "eq", "eq"), BOOL, samples=_XY),
+    Scalar("ne", 2, np.not_equal, _compare("une", "ne", "ne"), BOOL, samples=_XY),
+    Scalar("lt", 2, np.less, _compare("olt", "slt", "ult"), BOOL, samples=_XY),
+    Scalar("le", 2, np.less_equal, _compare("ole", "sle", "ule"), BOOL, samples=_XY),
+    Scalar("gt", 2, np.greater, _compare("ogt", "sgt", "ugt"), BOOL, samples=_XY),
+    Scalar("ge", 2, np.greater_equal, _compare("oge", "sge", "uge"), BOOL, samples=_XY),
+    Scalar("isnan", 1, np.isnan, {F: "fcmp uno {t} {a}, {a}"}, BOOL, samples=((math.nan,), (1.0,))),
+    Scalar("signbit", 1, np.signbit, {F: "inline signbit"}, BOOL, samples=_X),
+    Scalar("where", 3, np.where, _each("inline where", F, "int", "uint", "bool"), samples=((True, 1.0, 2.0), (False, 1.0, 2.0))),
     # bits and booleans
-    Scalar("and", 2, np.bitwise_and, _bits("and"), "{a} & {b}", samples=((6, 3), (True, False))),
-    Scalar("or", 2, np.bitwise_or, _bits("or"), "{a} | {b}", samples=((6, 3), (True, False))),
-    Scalar("xor", 2, np.bitwise_xor, _bits("xor"), "{a} ^ {b}", samples=((6, 3), (True, False))),
-    Scalar("not", 1, np.invert, {**_each("inline not", "int", "uint", "bool")}, "~{a}", samples=((6,), (True,))),
-    Scalar("shl", 2, _shift_left, _each("inline shl", *_ALL_INT), "litz_shl({a}, {b})", cost=3, samples=((6, 3), (1, 70))),
-    Scalar("shr", 2, _shift_right, _each("inline shr", *_ALL_INT), "litz_shr({a}, {b})", cost=3, samples=((-6, 1), (1, 70))),
+    Scalar("and", 2, np.bitwise_and, _bits("and"), samples=((6, 3), (True, False))),
+    Scalar("or", 2, np.bitwise_or, _bits("or"), samples=((6, 3), (True, False))),
+    Scalar("xor", 2, np.bitwise_xor, _bits("xor"), samples=((6, 3), (True, False))),
+    Scalar("not", 1, np.invert, {**_each("inline not", "int", "uint", "bool")}, samples=((6,), (True,))),
+    Scalar("shl", 2, _shift_left, _each("inline shl", *_ALL_INT), cost=3, samples=((6, 3), (1, 70))),
+    Scalar("shr", 2, _shift_right, _each("inline shr", *_ALL_INT), cost=3, samples=((-6, 1), (1, 70))),
     # types
-    Scalar("cast", 1, lambda a: a, _each("inline cast", F, "int", "uint", "bool"), "{a}.to({type})", GIVEN, samples=_X),
+    Scalar("cast", 1, lambda a: a, _each("inline cast", F, "int", "uint", "bool"), GIVEN, samples=_X),
     # rounding
-    _float1("floor", np.floor, "@llvm.floor", "tl.floor({a})", 1),
-    _float1("ceil", np.ceil, "@llvm.ceil", "tl.ceil({a})", 1),
-    _float1("trunc", np.trunc, "@llvm.trunc", "libdevice.trunc({a})", 1),
-    _float1("round", np.rint, "@llvm.roundeven", "libdevice.rint({a})", 1),
+    _float1("floor", np.floor, "@llvm.floor", 1),
+    _float1("ceil", np.ceil, "@llvm.ceil", 1),
+    _float1("trunc", np.trunc, "@llvm.trunc", 1),
+    _float1("round", np.rint, "@llvm.roundeven", 1),
     # powers, exponentials, logarithms
-    _float1("sqrt", np.sqrt, "@llvm.sqrt", "tl.sqrt({a})", 6, _POS),
-    _float1("rsqrt", lambda a: 1 / np.sqrt(a), "inline rsqrt", "tl.rsqrt({a})", 8, _POS),
-    _float1("reciprocal", np.reciprocal, "inline reciprocal", "1.0 / {a}", 4),
-    _float1("exp", np.exp, "inline exp", "tl.exp({a})", 12),
-    _float1("exp2", np.exp2, "sleef exp2 u10", "tl.exp2({a})", 12),
-    _float1("expm1", np.expm1, "sleef expm1 u10", "libdevice.expm1({a})", 20),
-    _float1("log", np.log, "inline log", "tl.log({a})", 14, _POS),
-    _float1("log2", np.log2, "sleef log2 u10", "tl.log2({a})", 14, _POS),
-    _float1("log10", np.log10, "sleef log10 u10", "libdevice.log10({a})", 14, _POS),
-    _float1("log1p", np.log1p, "sleef log1p u10", "libdevice.log1p({a})", 20, _POS),
-    Scalar("scaleb", 2, _scaleb, {F: "inline scaleb"}, "libdevice.ldexp({a}, {b}.to(tl.int32))", cost=10, samples=((1.5, 3.0), (-0.0, 200.0), (1e-30, 200.0), (3.0, -150.0), (1e-45, 149.0), (1.75, -1074.0), (1.5, 1030.0))),
-    Scalar("pow", 2, np.power, {F: "sleef pow u10"}, "libdevice.pow({a}, {b})", cost=40, samples=((2.0, 3.0), (0.5, -1.5), (4.0, 0.5))),
+    _float1("sqrt", np.sqrt, "@llvm.sqrt", 6, _POS),
+    _float1("rsqrt", lambda a: 1 / np.sqrt(a), "inline rsqrt", 8, _POS),
+    _float1("reciprocal", np.reciprocal, "inline reciprocal", 4),
+    _float1("exp", np.exp, "inline exp", 12),
+    _float1("exp2", np.exp2, "sleef exp2 u10", 12),
+    _float1("expm1", np.expm1, "sleef expm1 u10", 20),
+    _float1("log", np.log, "inline log", 14, _POS),
+    _float1("log2", np.log2, "sleef log2 u10", 14, _POS),
+    _float1("log10", np.log10, "sleef log10 u10", 14, _POS),
+    _float1("log1p", np.log1p, "sleef log1p u10", 20, _POS),
+    Scalar("scaleb", 2, _scaleb, {F: "inline scaleb"}, cost=10, samples=((1.5, 3.0), (-0.0, 200.0), (1e-30, 200.0), (3.0, -150.0), (1e-45, 149.0), (1.75, -1074.0), (1.5, 1030.0))),
+    Scalar("pow", 2, np.power, {F: "sleef pow u10"}, cost=40, samples=((2.0, 3.0), (0.5, -1.5), (4.0, 0.5))),
     # trigonometry
-    _float1("sin", np.sin, "sleef sin u10", "tl.sin({a})", 20),
-    _float1("cos", np.cos, "sleef cos u10", "tl.cos({a})", 20),
-    _float1("tan", np.tan, "sleef tan u10", "libdevice.tan({a})", 25),
-    _float1("asin", np.arcsin, "sleef asin u10", "libdevice.asin({a})", 20, _UNIT),
-    _float1("acos", np.arccos, "sleef acos u10", "libdevice.acos({a})", 20, _UNIT),
-    _float1("atan", np.arctan, "sleef atan u10", "libdevice.atan({a})", 20),
-    _float1("sinh", np.sinh, "sleef sinh u10", "libdevice.sinh({a})", 25),
-    _float1("cosh", np.cosh, "sleef cosh u10", "libdevice.cosh({a})", 25),
-    _float1("tanh", np.tanh, "inline tanh", "libdevice.tanh({a})", 14),
-    _float1("asinh", np.arcsinh, "inline asinh", "libdevice.asinh({a})", 25),
-    _float1("acosh", np.arccosh, "inline acosh", "libdevice.acosh({a})", 25, ((1.0,), (2.5,), (100.0,))),
-    _float1("atanh", np.arctanh, "sleef atanh u10", "libdevice.atanh({a})", 25, ((-0.5,), (0.0,), (0.9,))),
-    Scalar("atan2", 2, np.arctan2, {F: "sleef atan2 u10"}, "libdevice.atan2({a}, {b})", cost=25, samples=_XY),
-    Scalar("hypot", 2, np.hypot, {F: "sleef hypot u05"}, "libdevice.hypot({a}, {b})", cost=20, samples=_XY),
-    Scalar("copysign", 2, np.copysign, {F: "@llvm.copysign"}, "libdevice.copysign({a}, {b})", samples=_XY),
-    Scalar("nextafter", 2, np.nextafter, {F: "sleef nextafter -"}, "libdevice.nextafter({a}, {b})", cost=10, samples=_XY),
+    _float1("sin", np.sin, "sleef sin u10", 20),
+    _float1("cos", np.cos, "sleef cos u10", 20),
+    _float1("tan", np.tan, "sleef tan u10", 25),
+    _float1("asin", np.arcsin, "sleef asin u10", 20, _UNIT),
+    _float1("acos", np.arccos, "sleef acos u10", 20, _UNIT),
+    _float1("atan", np.arctan, "sleef atan u10", 20),
+    _float1("sinh", np.sinh, "sleef sinh u10", 25),
+    _float1("cosh", np.cosh, "sleef cosh u10", 25),
+    _float1("tanh", np.tanh, "inline tanh", 14),
+    _float1("asinh", np.arcsinh, "inline asinh", 25),
+    _float1("acosh", np.arccosh, "inline acosh", 25, ((1.0,), (2.5,), (100.0,))),
+    _float1("atanh", np.arctanh, "sleef atanh u10", 25, ((-0.5,), (0.0,), (0.9,))),
+    Scalar("atan2", 2, np.arctan2, {F: "sleef atan2 u10"}, cost=25, samples=_XY),
+    Scalar("hypot", 2, np.hypot, {F: "sleef hypot u05"}, cost=20, samples=_XY),
+    Scalar("copysign", 2, np.copysign, {F: "@llvm.copysign"}, samples=_XY),
+    Scalar("nextafter", 2, np.nextafter, {F: "sleef nextafter -"}, cost=10, samples=_XY),
     # probability
-    _float1("erf", _libm(math.erf), "inline erf", "tl.erf({a})", 16),
-    _float1("erfc", _libm(math.erfc), "sleef erfc u15", "libdevice.erfc({a})", 30),
-    _float1("normal_cdf", _libm(_normal_cdf), "inline normal_cdf", "0.5 * (1 + tl.erf({a} * 0.7071067811865476))", 14),
-    _float1("lgamma", _libm(math.lgamma, pole=math.inf), "sleef lgamma u10", "libdevice.lgamma({a})", 40, ((0.3,), (1.0,), (7.25,), (-2.5,))),
-    _float1("sigmoid", lambda a: 1 / (1 + np.exp(-a)), "inline sigmoid", "tl.sigmoid({a})", 16),
+    _float1("erf", _libm(math.erf), "inline erf", 16),
+    _float1("erfc", _libm(math.erfc), "sleef erfc u15", 30),
+    _float1("normal_cdf", _libm(_normal_cdf), "inline normal_cdf", 14),
+    _float1("lgamma", _libm(math.lgamma, pole=math.inf), "sleef lgamma u10", 40, ((0.3,), (1.0,), (7.25,), (-2.5,))),
+    _float1("sigmoid", lambda a: 1 / (1 + np.exp(-a)), "inline sigmoid", 16),
 )  # fmt: skip
 
 SCALARS: dict[str, Scalar] = {row.name: row for row in _ROWS}
