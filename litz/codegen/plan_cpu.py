@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from litz.codegen.depend import depends
 from litz.codegen.lanes import vector_axis
-from litz.codegen.rows import RowPlan, keep_what_is_dear, may_be_held, plan_passes
+from litz.codegen.rows import RowPlan, keep_what_is_dear, may_be_held, plan_passes, shared_loads
 from litz.loop.expr import Expr
 from litz.loop.ir import Kernel, Reduce, Store
 from litz.target import Target
 
 _SCRATCH_BYTES = 1 << 18
-_HELD = 4  # vectors of a row that stay in registers from pass to pass
 SCRATCH_COPIES = 4  # vectors that a row of scratch has room for side by side, where lanes are not reduced
 
 
@@ -22,8 +21,11 @@ def plan_for_cpu(kernel: Kernel, target: Target) -> RowPlan:
     lanes = max(target.vector_bytes // (8 if only_wide else 4), 2)
     copies = 1 if vector is None else _copies(kernel, vector.size, lanes)
     passes = plan_passes(kernel, varies)
-    if vector is not None and may_be_held(kernel, vector, passes) and vector.size.int <= _HELD * lanes:
-        return RowPlan(kernel, vector, lanes, -(-vector.size.int // lanes), 1, True, passes, {})
+    if vector is not None and may_be_held(kernel, vector, passes):
+        vectors = -(-vector.size.int // lanes)
+        # Half of the registers are for what is computed meanwhile.
+        if vectors * max(1, shared_loads(passes)) <= target.vector_registers // 2:
+            return RowPlan(kernel, vector, lanes, vectors, 1, True, passes, {})
     width = 1 if vector in kernel.reduced else lanes * SCRATCH_COPIES
     passes, kept = keep_what_is_dear(kernel, varies, passes, _SCRATCH_BYTES, width)
     return RowPlan(kernel, vector, lanes, copies, 1, False, passes, kept)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from litz.codegen.depend import depends
 from litz.codegen.lanes import ACCESS_BYTES, vector_axis
-from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, volume
+from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, shared_loads, volume
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
 from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
@@ -124,7 +124,7 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     if not vector.size.is_int:
         return _WIDEST_TEAM, walked, False
     vectors = max(1, -(-vector.size.int // lanes))
-    room = _HELD_VALUES // max(1, _shared_loads(passes))
+    room = _HELD_VALUES // max(1, shared_loads(passes))
     likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
     team = 1
     while team < min(vectors, WARP) or (team < _WIDEST_TEAM and -(-vectors // team) > likes):
@@ -134,16 +134,6 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     if several and copies <= most and may_be_held(kernel, vector, passes):
         return team, copies, True
     return team, min(walked, copies), False
-
-
-def _shared_loads(passes: Sequence[Pass]) -> int:
-    """Values that more than one pass loads."""
-    seen: dict[str, int] = {}
-    for one in passes:
-        for op in one.ops:
-            if isinstance(op, Load):
-                seen[op.name] = seen.get(op.name, 0) + 1
-    return sum(count > 1 for count in seen.values())
 
 
 def _short_block(team: int) -> int:

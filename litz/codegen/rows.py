@@ -20,7 +20,7 @@ from functools import cached_property
 from litz.codegen.depend import depends
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
-from litz.loop.ir import POSITIONS, Apply, Definition, Kernel, Op, Reduce, Scan, Store, definitions_for, operands
+from litz.loop.ir import POSITIONS, Apply, Definition, Kernel, Load, Op, Reduce, Scan, Store, definitions_for, operands
 from litz.loop.passes import pass_of_each
 from litz.loop.scalar import SCALARS
 
@@ -133,11 +133,22 @@ def may_be_held(kernel: Kernel, vector: Axis, passes: Sequence[Pass]) -> bool:
     passes want them. A position would need its vectors in order."""
     return (
         vector.size.is_int
+        and vector.size.int > 0
         and tuple(a for a in kernel.reduced if a.size is not ONE) == (vector,)
         and sum(bool(one.sinks) for one in passes) > 1
         and not kernel.ordered
         and not any(isinstance(op, Reduce) and op.kind in POSITIONS for op in kernel.body)
     )
+
+
+def shared_loads(passes: Sequence[Pass]) -> int:
+    """Values that more than one pass loads."""
+    seen: dict[str, int] = {}
+    for one in passes:
+        for op in one.ops:
+            if isinstance(op, Load):
+                seen[op.name] = seen.get(op.name, 0) + 1
+    return sum(count > 1 for count in seen.values())
 
 
 def needed(
@@ -179,4 +190,6 @@ def keep_what_is_dear(
     return tuple(shorter), kept
 
 
-__all__ = ["Pass", "RowPlan", "keep_what_is_dear", "may_be_held", "needed", "plan_passes", "volume", "work_of"]
+__all__ = [
+    "Pass", "RowPlan", "keep_what_is_dear", "may_be_held", "needed", "plan_passes", "shared_loads", "volume", "work_of",
+]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
+import litz.graph.rewrite_pre_grad as pre_grad
 from litz.errors import VerifyError
 from litz.graph.mutation import mutates
 from litz.graph.rewrite_pre_grad import check_numbers
@@ -358,10 +360,70 @@ def test_conv_bn_trains_all_it_folds() -> None:
     assert Done(function, [IMAGE, weight, gamma, beta]).fired == {"conv_bn_pre_grad": 1}
 
 
+# -- masks on GPUs ------------------------------------------------------------------------------------
+def _places() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(S)[:, None], torch.arange(S)[None, :]
+
+
+def _all_true(q, k, v):
+    _, keys = _places()
+    return SDPA(q, k, v, (keys >= 0).expand(B, 1, S, S))
+
+
+def _causal(q, k, v):
+    queries, keys = _places()
+    packed = torch.ones(S, dtype=torch.bool)
+    return SDPA(q, k, v, attn_mask=((keys <= queries) & packed[None, :]).expand(B, 1, S, S), scale=0.3)
+
+
+def _added_zeros(q, k, v):
+    return SDPA(q, k, v, torch.zeros(S, S))
+
+
+def _near_only(q, k, v):
+    queries, keys = _places()
+    return SDPA(q, k, v, ((queries - keys).abs() < 3).expand(B, 1, S, S))
+
+
+def _repeated(q, k, v):
+    return SDPA(q, k, v, (torch.arange(S)[:, None] % 2).to(q.dtype).expand(B, 1, S, S))
+
+
+def _written_before(q, k, v):
+    mask = torch.ones(S, S, dtype=torch.bool)
+    mask[:, 1:] = False
+    return SDPA(q, k, v, mask)
+
+
+MASKS = {
+    "all true": (_all_true, None, False), "causal": (_causal, None, True), "zeros": (_added_zeros, None, False),
+    "some": (_near_only, "as it was", False), "repeated": (_repeated, "a copy", False),
+    "written to": (_written_before, "as it was", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_masks_on_gpus(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule holds for tensors of GPUs alone; what it does is right anywhere."""
+    function, mask, causal = MASKS[name]
+    assert Done(function, [Q, K, V], grad).fired == {}
+    anywhere = tuple(replace(r, extra_check=None) for r in PRE_GRAD if r.name == "attention_with_known_mask")
+    monkeypatch.setattr(pre_grad, "PRE_GRAD", anywhere)
+    done = Done(function, [Q, K, V], grad)
+    if mask == "as it was":
+        assert done.fired == {}
+        return
+    assert done.fired == {"attention_with_known_mask": 1}
+    (node,) = (n for graph in done.graphs for n in graph.nodes if n.target is SDPA)
+    assert (node.kwargs["attn_mask"] is None) is (mask is None)
+    assert bool(node.kwargs.get("is_causal")) is causal
+
+
 # -- what they rest on --------------------------------------------------------------------------------
 def test_every_rule_is_tested() -> None:
     tested = {case[0] for case in CASES.values()} | {"attention_pre_grad", "conv_bn_pre_grad", "softmax_pre_grad"}
-    assert {rule.name for rule in PRE_GRAD} == tested
+    assert {rule.name for rule in PRE_GRAD} == tested | {"attention_with_known_mask"}
 
 
 def test_numbers_that_change_are_an_error() -> None:
