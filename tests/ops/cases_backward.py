@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 EDGES = torch.tensor([-INF, -40.0, -3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 19.0, 40.0, INF, NAN])
 # Of these, eager's loops of vectors see NaN otherwise than its loops of numbers, which are for fewer than 16.
 _FEW = {"hardswish"}
-FEW_EDGES = EDGES[EDGES != 19.0]
+FEWER = EDGES[EDGES != 19.0]
 G = torch.randn(3, 5, 7)
 X = torch.randn(3, 5, 7) * 2
 TURNED = torch.randn(7, 5, 3).permute(2, 1, 0)
@@ -32,7 +32,7 @@ def _activation(name: str, *rest, result: bool = False) -> list[Case]:
     operator = getattr(aten, f"{name}_backward").default
     label = "-".join([name, *(str(r) for r in rest)])
     values = torch.rand_like(X) if result else X
-    edges = torch.rand_like(EDGES) if result else FEW_EDGES if name in _FEW else EDGES
+    edges = torch.rand_like(EDGES) if result else FEWER if name in _FEW else EDGES
 
     def call(g, v):
         return operator(g, v, *rest)
@@ -75,7 +75,7 @@ ACTIVATIONS = [
     ),
     case("elu", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x), G, X),
     case("elu-result", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 1, True, x), G, X),
-    case("elu-edges", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x), torch.ones_like(FEW_EDGES), FEW_EDGES),
+    case("elu-edges", lambda g, x: aten.elu_backward(g, 1.5, 1.1, 0.9, False, x), torch.ones_like(FEWER), FEWER),
     case("log_sigmoid", lambda g, x: aten.log_sigmoid_backward(g, x, aten.log_sigmoid_forward(x)[1]), G, X),
     case("logit", lambda g, x: aten.logit_backward(g, x), G, torch.rand_like(X)),
     case("logit-eps", lambda g, x: aten.logit_backward(g, x, 0.2), G, torch.rand_like(X)),
