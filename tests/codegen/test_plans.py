@@ -38,7 +38,7 @@ Planner = Callable[[Kernel], Union[RowPlan, GpuPlan]]
 
 
 def with_vectors_of(bytes_: int) -> Target:
-    return replace(detect(threads=2), vector_bytes=bytes_)
+    return replace(detect(threads=2), vector_bytes=bytes_, vector_registers=16)
 
 
 def for_cpu(bytes_: int) -> Planner:

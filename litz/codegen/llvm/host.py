@@ -31,9 +31,7 @@ def size_text(w: Writer, e: Expr, sizes: tuple[str, ...]) -> str:
 class HostWriter:
     """One host function; a long one is several, called one after the other."""
 
-    def __init__(
-        self, module: Module, name: str, slots: dict[str, int], sizes: tuple[str, ...], device: shim.Device
-    ):
+    def __init__(self, module: Module, name: str, slots: dict[str, int], sizes: tuple[str, ...], device: shim.Device):
         self.w, self.name, self.slots, self.sizes, self.device = Writer(module), name, slots, sizes, device
         self.parts: list[str] = []
 

@@ -105,5 +105,3 @@ def _slots(program: Program, native: frozenset[str], device: shim.Device) -> dic
             names += [shim.handle_slot(v.buffer) for v in call.results if v is not None]
     names += device.slots
     return {name: i for i, name in enumerate(names)}
-
-
