@@ -147,7 +147,7 @@ class GpuTarget:
 Machine = Union[Target, GpuTarget]
 # The newest instructions that are asked for, and what LLVM calls the language that has them.
 _NEWEST_GPU, _PTX = 90, "+ptx80"
-_OLDEST_GPU = 70
+_OLDEST_GPU = 80
 
 
 def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
@@ -157,7 +157,7 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     properties = torch.cuda.get_device_properties(index)
     level = 10 * properties.major + properties.minor
     if level < _OLDEST_GPU:
-        raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 7.0 or newer.")
+        raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
     return GpuTarget(detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count)
 
 

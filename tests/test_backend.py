@@ -268,3 +268,11 @@ def test_an_absolute_place_in_the_storage(mode: None) -> None:
         warnings.simplefilter("ignore")
         agrees(lambda x: x.as_strided((3,), (1,), 0) * 2, base[4:])
     agrees(lambda x: x.as_strided((3,), (1,)) * 2, base[4:])
+
+
+def test_tensors_on_two_devices_are_left_to_eager() -> None:
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="tensors are on cpu and meta"):
+        found = torch.compile(lambda x: (x + 1, torch.zeros(3, device="meta")), backend="litz")(torch.ones(2))
+    assert found[0].tolist() == [2.0, 2.0] and found[1].device.type == "meta"
+    assert "compiled for one device" in str(litz.last_report().left_to_eager)

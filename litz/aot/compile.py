@@ -86,8 +86,9 @@ def package_of(
     _told_by_arguments(fakes)
     inputs = flat if shapes is None else fakes
     function = _copying(module.forward) if copied else module.forward
+    given = [*inputs, *held.values()]
+    _check_devices(given)
     with torch.no_grad():
-        given = [*inputs, *held.values()]
         levels = [compile_to_data(function, given, None, Context(options, t))[0] for t in _targets(options)]
     if any(level.signature.bases for level in levels):
         raise CompileError("parameters or buffers share memory in part, which a file cannot have")
@@ -106,6 +107,15 @@ def package_of(
         tuple(_ranges(program)),
         tuple(dict.fromkeys(questions)),  # type: ignore[arg-type]
     )
+
+
+def _check_devices(given: Sequence[Any]) -> None:
+    other = next((t.device for t in given if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
+    if other is not None:
+        raise CompileError(
+            f"an argument or parameter is on {other}, and files are made for CPUs so far",
+            hint='move the model and the example arguments to the CPU; torch.compile(backend="litz") takes GPUs too',
+        )
 
 
 def _copying(function: Any) -> Any:

@@ -21,7 +21,7 @@ from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
 from litz.context import Context
-from litz.errors import CaptureError, LoweringError, source_of
+from litz.errors import CaptureError, LoweringError, UnsupportedPlatform, source_of
 from litz.graph.sizes import varies
 from litz.loop.expr import NotConstant
 from litz.options import Options
@@ -214,14 +214,28 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
     if len(devices) > 1:
         return f"tensors are on {' and '.join(sorted(map(str, devices)))}: a graph is compiled for one device"
     for t in tensors:
-        if t.device.type not in ("cpu", "cuda"):
-            return f"an input is on {t.device}: tensors of CPUs and of NVIDIA's GPUs are compiled"
-        if t.device.type == "cuda" and t.device.index != torch.cuda.current_device():
-            return f"an input is on {t.device}, which is not the current device (see torch.cuda.device)"
+        why = _why_not_on(t.device)
+        if why is not None:
+            return f"an input is on {t.device}: {why}"
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     if any(_counts_from_storage(node) for node in graph_module.graph.nodes):
         return "as_strided counts from the start of the storage, which the compiled code does not see"
+    return None
+
+
+def _why_not_on(device: torch.device) -> str | None:
+    """What keeps programs on this device from being compiled, or None."""
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return "tensors of CPUs and of NVIDIA's GPUs are compiled"
+    if device.index != torch.cuda.current_device():
+        return "that is not the current device (see torch.cuda.device)"
+    try:
+        detect_gpu(device.index)
+    except UnsupportedPlatform as error:
+        return str(error)
     return None
 
 
