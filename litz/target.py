@@ -87,8 +87,9 @@ class Target:
         return True
 
     @property
-    def calls_libraries(self) -> bool:
-        """Whether kernels may call mathematical functions of libraries."""
+    def accumulates_wide(self) -> bool:
+        """Whether what is scanned or scattered is accumulated in a wider type, as eager does it there: float32 in
+        float64, half precision in float32."""
         return True
 
     @property
@@ -130,10 +131,15 @@ class GpuTarget:
     l2_bytes = 0
     generates_products = False
     walks_in_order = False
-    calls_libraries = False
+    accumulates_wide = False
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
+
+    @property
+    def level(self) -> int:
+        """Of its instructions: 90 is compute capability 9.0."""
+        return int(self.cpu.removeprefix("sm_"))
 
     def cache_key_entries(self) -> dict[str, str]:
         return self.host.cache_key_entries() | {

@@ -21,6 +21,7 @@ from litz.codegen.coverage import Coverage
 from litz.codegen.plan_gpu import WARP, GpuPlan
 from litz.codegen.reduced import best_place, better_than, combined, together
 from litz.codegen.rows import RowPlan, volume
+from litz.codegen.scanned import scanned
 from litz.codegen.stretches import stretches, stretches_at_run_time
 from litz.errors import PlanError
 from litz.loop.dtype import DTYPES
@@ -130,10 +131,15 @@ class _Rows(Body):
 
     def vectors(self, start: int, stop: int, copies: int) -> Iterator[tuple[int, int, _Live | None]]:
         """Where a team's vectors begin, how many each thread has, and what is live of them."""
-        one = self.plan.step
+        one, vector = self.plan.step, self.plan.vector
+        assert vector is not None
         whole = start + (stop - start) // (one * copies) * (one * copies)
         for v in range(start, whole, one * copies):
             yield v, copies, None
+        if self.plan.over_reduced and self.kernel.ordered and vector.size.is_int:
+            if whole < stop:  # the rest at once
+                yield whole, -(-(stop - whole) // one), _Live(stop, self.plan.team > 1 or self.plan.lanes == 1)
+            return
         for v in range(whole, stop, one):
             yield v, 1, _Live(stop, self.plan.team > 1 or self.plan.lanes == 1)
 
@@ -276,7 +282,8 @@ class _Rows(Body):
                 self.values[op.name] = self.kept[op.name, self.step]
             elif isinstance(op, Scan):
                 self._check_known(op)
-                self.values[op.name] = self._accumulate(op, found[op.name])
+                step = self._scan_along if plan.over_reduced else self._accumulate
+                self.values[op.name] = step(op, found[op.name])
             else:
                 self.emit(op)
             if plan.kept.get(op.name) == p:
@@ -292,6 +299,8 @@ class _Rows(Body):
     # -- reductions ---------------------------------------------------------------------------------
     def _side_by_side(self, op: Reduce | Scan) -> bool:
         """Whether it has a running value for each lane and copy."""
+        if self.plan.over_reduced and isinstance(op, Scan):
+            return False  # its steps are those lanes
         return self.plan.over_reduced or self.plan.vector in self.plan.varies[op.value]
 
     def _shape(self, op: Reduce | Scan, copies: int) -> tuple[int, ...]:
@@ -329,6 +338,15 @@ class _Rows(Body):
         else:
             old[...] = self._combined(op, old, new)
         return old.copy()
+
+    def _scan_along(self, op: Scan, found: _Running) -> np.ndarray:
+        """The steps that lie along the vectors, scanned; what is carried on is kept."""
+        dtype = self.types[op.value]
+        value = np.broadcast_to(self.values[op.value], (self.units, self.threads, self.copies, self.plan.lanes))
+        if self.live is not None:
+            value = np.where(self.live, value, np.full((), identity(op.kind, dtype), DTYPES[dtype].numpy))
+        made, found.value[...] = scanned(op.kind, dtype, value, found.value)
+        return made
 
     def _combined(self, op: Reduce, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return combined(op.kind, self.types[op.value], a, b)

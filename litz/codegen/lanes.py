@@ -9,6 +9,7 @@ from litz.loop.expr import Axis
 from litz.loop.ir import Kernel, Load, Scan, Store
 
 ACCESS_BYTES = 16  # that a thread of a GPU reads or writes at once
+WARP = 32  # threads of a GPU that go in step
 
 
 def vector_axis(kernel: Kernel) -> Axis | None:

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litz.codegen.depend import depends
-from litz.codegen.lanes import ACCESS_BYTES, vector_axis
+from litz.codegen.lanes import ACCESS_BYTES, WARP, vector_axis
+from litz.codegen.plan_gpu_scan import scan_rows
+from litz.codegen.plan_gpu_scatter import at_once, most_updates, widest_update
 from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, shared_loads, volume
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
 from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
 
-WARP = 32
 _BLOCK = 256  # threads, where a team does not say otherwise
 _ROW_VALUES = 32  # elements of a row that one thread had best hold
 _HELD_VALUES = 64  # that it may hold, of all rows that the passes share: more do not fit into registers
@@ -53,7 +54,11 @@ class GpuPlan:
 
 
 def plan_for_gpu(kernel: Kernel) -> GpuPlan:
-    vector = None if kernel.ordered else vector_axis(kernel)
+    kernel = at_once(kernel)
+    scan = scan_rows(kernel, _lanes)
+    if scan is not None:
+        return GpuPlan(scan, _BLOCK if scan.team == 1 else max(scan.team, _short_block(scan.team)), ONE)
+    vector = None if kernel.ordered and kernel.reduced else vector_axis(kernel)
     varies = depends(kernel.body, kernel.reduced)
     passes = plan_passes(kernel, varies)
     if vector is None:
@@ -61,6 +66,7 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
     lanes = _lanes(kernel, vector)
     if vector not in kernel.reduced:
         team, copies = _pointwise_team(kernel, vector, lanes)
+        copies = min(copies, most_updates(kernel) or copies)
         plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
         block = _BLOCK if team == 1 else max(team, _short_block(team))
         return GpuPlan(plan, block, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
@@ -95,7 +101,7 @@ def _lanes(kernel: Kernel, vector: Axis) -> int:
     lanes = ACCESS_BYTES // size
     while lanes > 1 and not (_divides(lanes, vector.size) and all(_is_aligned(op, vector, lanes) for op in accesses)):
         lanes //= 2
-    return 1 if _has_positions(kernel) else lanes
+    return 1 if _has_positions(kernel) else min(lanes, widest_update(kernel, vector) or lanes)
 
 
 def _has_positions(kernel: Kernel) -> bool:

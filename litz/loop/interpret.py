@@ -175,6 +175,10 @@ class Body:
         cells = _cells(self.memory[op.buffer])
         if op.update in (None, "put"):
             cells[at] = _to_cells(value, self.buffers[op.buffer].dtype)
+        elif self.buffers[op.buffer].dtype == "bf16":
+            whole = _from_cells(cells, "bf16")
+            ACCUMULATE[op.update].at(whole, at, value)  # rounded once: a reference does not depend on an order
+            cells[at] = _to_cells(whole[at], "bf16")
         else:
             ACCUMULATE[op.update].at(cells, at, value)
 

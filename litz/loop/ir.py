@@ -130,7 +130,8 @@ class Scan:
 @dataclass(frozen=True)
 class Store:
     """`buffer[index] = value`. With `update`, steps of the reduced axes may mean one element, and do so in their order:
-    `put` keeps the last value, the others combine it with what is there. Parallel steps never mean one element."""
+    `put` keeps the last value, the others combine it with what is there, rounded to its type each time. Parallel steps
+    never mean one element. Where steps do not run in order, as on a GPU, that is any order."""
 
     buffer: str
     index: Expr

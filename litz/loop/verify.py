@@ -406,7 +406,7 @@ class _KernelRules:
         if op.update not in UPDATES:
             self.fail(f"{op.update} is not an update", f"one of {', '.join(UPDATES)}", op)
         if op.update != "put":
-            self.computes(op.update, dtype, SCAN_KINDS[op.update], op)
+            self.computes(op.update, compute_type(dtype), SCAN_KINDS[op.update], op)  # memory may be of any type
         # Places taken from data may be equal: what keeps parallel steps apart must be in the index itself.
         if self.parallel & ~sum(self.bits[axis] for axis in op.index.axes()):
             self.fail(f"{op.buffer} is updated once in each of several iterations", "one update", op)

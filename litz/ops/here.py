@@ -1,34 +1,44 @@
 """What a machine does not generate, of all that can be lowered.
 
-In: a step. Out: why the operator that it stands for is called as it is on this machine, or None.
+In: a step. Out: why the operator that it stands for is called as it is on this machine, or None. A lowering that knows
+so itself answers `Called`.
 """
 
 from __future__ import annotations
 
-from litz.loop.dtype import DTYPES
-from litz.loop.ir import Apply, Kernel, Step, Store
-from litz.loop.scalar import SCALARS
+from dataclasses import dataclass
+
+import torch
+
+from litz.loop.dtype import is_float
+from litz.loop.ir import Kernel, Step, Store
 from litz.target import Machine
 
 
+@dataclass(frozen=True)
+class Called:
+    """A lowering's answer where the operator had better be called on this machine, and why."""
+
+    why: str
+
+
+GATHERS = Called("the library gathers, and has no need of sums by threads that meet")
+
+
 def why_not_here(step: Step, target: Machine) -> str | None:
-    if not isinstance(step, Kernel):
+    if not isinstance(step, Kernel) or target.walks_in_order:
         return None
-    if step.ordered and not target.walks_in_order:
-        return "its steps depend on their order"
-    types = {op.name: op.dtype for op in step.body if not isinstance(op, Store)}
-    for op in step.body:
-        if isinstance(op, Apply) and not target.calls_libraries and needs_library(op.op, types[op.args[-1]]):
-            return f"there is no {op.op} of {DTYPES[types[op.args[-1]]].torch_name} here"
+    if torch.are_deterministic_algorithms_enabled() and _depends_on_order(step):
+        return "its threads would add in any order, and torch is to be deterministic"
     return None
 
 
-def needs_library(name: str, dtype: str) -> bool:
-    """Whether the function is one of a library of mathematical functions."""
-    spelling = SCALARS[name].llvm.get(DTYPES[dtype].kind, "")
-    return spelling.startswith("sleef") or name in ("asinh", "acosh") or (dtype == "f64" and name in _IN_DOUBLE)
+def _depends_on_order(kernel: Kernel) -> bool:
+    """Whether updates that take place in another order leave another result."""
+    types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
+    return any(
+        op.update == "put" or (op.update in ("sum", "prod") and is_float(types[op.value])) for op in kernel.stores
+    )
 
 
-_IN_DOUBLE = {"exp", "log", "tanh", "erf", "normal_cdf", "sigmoid"}
-
-__all__ = ["needs_library", "why_not_here"]
+__all__ = ["GATHERS", "Called", "why_not_here"]

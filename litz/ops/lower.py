@@ -32,6 +32,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     conv,
     conv_backward,
     create,
+    embedding_backward,
     foreach,
     grid,
     index,
@@ -61,7 +62,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
-from litz.ops.here import why_not_here
+from litz.ops.here import Called, why_not_here
 from litz.ops.refused import is_refused
 from litz.ops.registry import LOWERINGS, lowering_of
 from litz.ops.sizes import number_held, number_sources, size_sources
@@ -199,9 +200,11 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
             return builder.call(node, args, kwargs, "eager refuses these types or numbers")
     if functional is not None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
         # Compute aside, then write over: what the operator does, in two steps that fusion may join.
+        made = len(builder.steps)
         result = LOWERINGS[functional](builder, node, *args, **kwargs)
-        if isinstance(result, View):
+        if isinstance(result, View) and _why_not(builder, made) is None:
             return _write_over(builder, node, args[0], result)
+        del builder.steps[made:]
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
     if not _typed(args, node.meta.get("val")):
@@ -218,11 +221,18 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         ) from error  # fmt: skip
     if result is NotImplemented:
         return builder.call(node, args, kwargs, "this form has no lowering")
-    why = next(filter(None, (why_not_here(step, builder.ctx.target) for step in builder.steps[made:])), None)
+    if isinstance(result, Called):
+        return builder.call(node, args, kwargs, result.why)
+    why = _why_not(builder, made)
     if why is not None:
         del builder.steps[made:]
         return builder.call(node, args, kwargs, why)
     return result
+
+
+def _why_not(builder: Builder, made: int) -> str | None:
+    """What speaks against the steps that a lowering has made, on this machine."""
+    return next(filter(None, (why_not_here(step, builder.ctx.target) for step in builder.steps[made:])), None)
 
 
 def _seen(node: fx.Node) -> Any:

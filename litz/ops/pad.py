@@ -14,6 +14,7 @@ from litz.loop.expr import ZERO, Expr, Value, expr, is_below
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
+from litz.ops.here import GATHERS
 from litz.ops.registry import lowers
 from litz.ops.window import inside
 
@@ -84,6 +85,8 @@ def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad
 
 def _bent_back(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Bend) -> Any:
     """Each element of the padded tensor adds its gradient where it was read."""
+    if not b.ctx.target.walks_in_order:
+        return GATHERS
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)
     outer = len(x.sizes) - len(pad) // 2

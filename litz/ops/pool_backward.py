@@ -20,6 +20,7 @@ from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.here import GATHERS
 from litz.ops.index import flatten, unflatten
 from litz.ops.norm import over
 from litz.ops.pool import Spans
@@ -153,6 +154,8 @@ def _add_to_winners(b: Builder, node: fx.Node, grad: View, indices: View, spatia
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     if not is_float(dtype):
         return NotImplemented
+    if not b.ctx.target.walks_in_order:
+        return GATHERS
     made = update.started(b, fake, 0, dtype)
     outer = len(grad.sizes) - spatial
     plane = made.sizes[outer:]

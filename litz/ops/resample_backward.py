@@ -17,6 +17,7 @@ from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, sizes_of
+from litz.ops.here import GATHERS
 from litz.ops.registry import lowers
 from litz.ops.resample import Mix, aligned_ratio, nearest, ratio_of
 
@@ -29,6 +30,8 @@ def _spread_back(
     b: Builder, node: fx.Node, grad: View, spatial: int, shares: Callable[[Body, Expr, int, str], Shares]
 ) -> Any:
     """`shares(body, o, d, dtype)`: what output position `o` of spatial dimension `d` was read from."""
+    if not b.ctx.target.walks_in_order:
+        return GATHERS
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)
     outer = len(grad.sizes) - spatial

@@ -1,6 +1,6 @@
 """Running sums, products, maxima: a kernel that walks the dimension in order and stores at each step.
 
-Accumulated as eager does it: float32 in float64, half precision in float32.
+Accumulated as eager does it: on a CPU float32 in float64, half precision in float32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _running(b: Builder, node: fx.Node, x: View, dim: int, kind: str) -> Any:
     wide, rounded = computed(fake), dtype_of(fake)
     if wide == "b1":
         return NotImplemented
-    if rounded == "f32" and kind != "logaddexp":
+    if rounded == "f32" and kind != "logaddexp" and b.ctx.target.accumulates_wide:
         wide = "f64"
     out = b.allocate(fake)
 

@@ -190,7 +190,7 @@ def _scatter(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: 
         return body.cast(value, dtype)
 
     if not _is_few(index.sizes[dim]) or not is_positive(x.sizes[dim]):
-        made = update.started(b, node.meta["val"], x, dtype)
+        made = update.started(b, node.meta["val"], x, dtype if kind == "put" else update.accumulated(b, x.dtype, kind))
         update.scatter(b, line(made), dim, index, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put)
         return update.finished(b, node.meta["val"], made)
 
@@ -297,7 +297,8 @@ def _along(x: View, dim: int, index: View) -> list[View | None]:
 def index_add(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View, alpha: float = 1) -> Any:
     if not _fits(line(x), line(source), dim):
         return NotImplemented  # eager refuses it
-    return _assign(b, node, line(x), _along(x, dim, index), line(source), True, wrap=False, factor=alpha)
+    narrow = not b.ctx.target.accumulates_wide
+    return _assign(b, node, line(x), _along(x, dim, index), line(source), True, wrap=False, factor=alpha, narrow=narrow)
 
 
 def _fits(x: View, source: View, dim: int) -> bool:
@@ -309,9 +310,9 @@ def _fits(x: View, source: View, dim: int) -> bool:
 
 def _assign(
     b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: Any, accumulate: bool, wrap: bool,
-    factor: float = 1,
+    factor: float = 1, narrow: bool = False,
 ) -> Any:  # fmt: skip
-    """`x[indices] = values`, or `+= factor * values`."""
+    """`x[indices] = values`, or `+= factor * values`; `narrow`: what is updated is rounded each time."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not given or not counts(indices):
         return NotImplemented
@@ -329,7 +330,7 @@ def _assign(
 
     places = numel(shape)
     if not _is_few(places) or not all(is_positive(x.sizes[d]) for d in dims):
-        made = update.started(b, node.meta["val"], x, dtype)
+        made = update.started(b, node.meta["val"], x, x.dtype if narrow else dtype)
         update.assign(b, line(made), indices, update.OF_BOOLS.get(kind, kind) if dtype == "b1" else kind, put, wrap)
         return update.finished(b, node.meta["val"], made)
     # As in `index`: the dimensions of the indices stand in place of neighbours, else in front.

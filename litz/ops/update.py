@@ -2,7 +2,7 @@
 
 A copy of the tensor, and a kernel that updates it: what the places are counted along is walked in order, all else is
 parallel, so no two threads or lanes mean one element, and of equal places the last is kept, as in eager.
-Half precision is accumulated in float32 and rounded once.
+Half precision is accumulated in float32 and rounded once, unless eager rounds each time on the machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ from litz.ops.registry import lowers
 
 aten = torch.ops.aten
 
-Value = Callable[[Body, Point], Val]
+Formula = Callable[[Body, Point], Val]
 
 
 def started(b: Builder, fake: torch.Tensor, x: View | float, dtype: str) -> View:
     """A buffer shaped as the result that holds `x` in `dtype`."""
     out = b.allocate(fake) if dtype == dtype_of(fake) else b.scratch(sizes_of(fake), dtype)
     return b.pointwise(fake, lambda body, point: operand(body, point or (ZERO,), x, dtype), out=out)
+
+
+def accumulated(b: Builder, dtype: str, kind: str) -> str:
+    """The type in which what is put is combined with what is there."""
+    return dtype if kind == "sum" and not b.ctx.target.accumulates_wide else compute_type(dtype)
 
 
 def finished(b: Builder, fake: torch.Tensor, made: View) -> View:
@@ -50,7 +55,7 @@ def walk(
 
 
 # -- an index for every element put -----------------------------------------------------------
-def scatter(b: Builder, made: View, dim: int, index: View, kind: str, value: Value) -> None:
+def scatter(b: Builder, made: View, dim: int, index: View, kind: str, value: Formula) -> None:
     """`made[..., index[at], ...]` updated with `value(body, at)`, for every place `at` of the index."""
     others = [d for d in range(len(index.sizes)) if d != dim]
 
@@ -76,7 +81,7 @@ def scatter_reduce(
         return NotImplemented  # nothing is put
     dim %= max(len(x.sizes), 1)
 
-    def each(made: View, kind: str, value: Value) -> None:
+    def each(made: View, kind: str, value: Formula) -> None:
         scatter(b, line(made), dim, line(index), kind, value)
 
     return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(line(source), at))
@@ -92,7 +97,7 @@ def index_reduce(
     places = [*[None] * dim, line(index)]
     check_apart(b, node, index, line(x), dim)
 
-    def each(made: View, kind: str, value: Value) -> None:
+    def each(made: View, kind: str, value: Formula) -> None:
         assign(b, line(made), places, kind, value, wrap=False)
 
     return _reduced(b, node, x, reduce, include_self, each, lambda body, at: body.load(line(source), at))
@@ -100,12 +105,12 @@ def index_reduce(
 
 def _reduced(
     b: Builder, node: fx.Node, x: View, reduce: str, include_self: bool,
-    each: Callable[[View, str, Value], None], put: Value,
+    each: Callable[[View, str, Formula], None], put: Formula,
 ) -> Any:  # fmt: skip
     """`x` with what is put combined; `each(made, kind, value)` updates all places that something is put at."""
     kind, dtype, fake = _REDUCTIONS[reduce], compute_type(x.dtype), node.meta["val"]
     kind = OF_BOOLS.get(kind, kind) if dtype == "b1" else kind
-    made = started(b, fake, x, dtype)
+    made = started(b, fake, x, accumulated(b, x.dtype, kind))
     if not include_self:
         each(made, "put", lambda body, at: body.const(identity(kind, dtype), dtype))
     each(made, kind, lambda body, at: body.cast(put(body, at), dtype))
@@ -116,13 +121,14 @@ def _reduced(
 
     def mean(body: Body, point: Point) -> Val:
         counted = body.cast(body.apply("max", body.load(count, point), 1), dtype)
-        return body.apply("div" if is_float(dtype) else "floor_div", body.load(made, point), counted)
+        total = body.cast(body.load(made, point), dtype)
+        return body.apply("div" if is_float(dtype) else "floor_div", total, counted)
 
     return b.pointwise(fake, mean)
 
 
 # -- assignment through index tensors ---------------------------------------------------------
-def assign(b: Builder, made: View, indices: Sequence[View | None], kind: str, value: Value, wrap: bool) -> None:
+def assign(b: Builder, made: View, indices: Sequence[View | None], kind: str, value: Formula, wrap: bool) -> None:
     """`made[indices]` updated with `value(body, at)`, for every place `at` of `made[indices]`."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     dims = [d for d, _ in given]
@@ -159,9 +165,9 @@ def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulat
     places, values = numel(index.sizes), numel(source.sizes)
     if any(size is ZERO for size in x.sizes) or (places.is_int and values.is_int and places is not values):
         return NotImplemented  # eager refuses it
-    dtype = compute_type(x.dtype) if accumulate else x.dtype
     fake = node.meta["val"]
-    kind = "put" if not accumulate else "max" if dtype == "b1" else "sum"
+    kind = "put" if not accumulate else "max" if x.dtype == "b1" else "sum"
+    dtype = accumulated(b, x.dtype, kind) if accumulate else x.dtype
     made = started(b, fake, x, dtype)
 
     def step(body: Body, outer: Point, inner: Point) -> None:
@@ -171,33 +177,3 @@ def put(b: Builder, node: fx.Node, x: View, index: View, source: View, accumulat
 
     walk(b, (), (), [places], step)
     return finished(b, fake, made)
-
-
-@lowers(aten.embedding_dense_backward.default)
-def embedding_dense_backward(
-    b: Builder, node: fx.Node, grad: View, indices: View, rows: int, padding: int, scale_grad_by_freq: bool
-) -> Any:
-    fake, dtype = node.meta["val"], compute_type(grad.dtype)
-    made = started(b, fake, 0, dtype)
-    if scale_grad_by_freq:
-        seen = b.scratch(made.sizes[:1], "i64")
-        b.pointwise(fake, lambda body, point: body.const(0, "i64"), out=seen)
-        walk(b, (), (), indices.sizes, lambda body, _, inner: _count(body, seen, indices, inner))
-
-    def step(body: Body, outer: Point, inner: Point) -> None:
-        index = body.load(indices, inner)
-        row = body.position(index, made.sizes[0], wrap=False)
-        value = body.cast(body.load(grad, (*inner, *outer)), dtype)
-        if scale_grad_by_freq:
-            value = value / body.cast(body.load(seen, (row,)), dtype)
-        if padding >= 0:
-            value = body.where(index.eq(padding), body.const(0, dtype), value)
-        body.update(made, (row, *outer), "sum", value)
-
-    walk(b, made.sizes[1:], made.strides[1:], indices.sizes, step)
-    return finished(b, fake, made)
-
-
-def _count(body: Body, seen: View, indices: View, at: Point) -> None:
-    row = body.position(body.load(indices, at), seen.sizes[0], wrap=False)
-    body.update(seen, (row,), "sum", body.const(1, "i64"))

@@ -38,7 +38,7 @@ from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.target import GpuTarget, detect
-from tests.codegen.gpu_on_cpu import MISALIGNED, OVER, TRAPPED, CpuText, for_cpu
+from tests.codegen.gpu_on_cpu import FROM_LANE, MISALIGNED, OVER, TRAPPED, CpuText, for_cpu
 
 Memory = dict[str, torch.Tensor]  # each buffer, flat
 
@@ -114,7 +114,8 @@ class Emulated:
         here = (step > 0).reshape(warps) & (together | ~members).all(-1)
         if not here.any():
             raise self._stuck(desk)
-        partner = lanes ^ step.reshape(warps)
+        step = step.reshape(warps)
+        partner = np.where(step < FROM_LANE, lanes ^ step, step - FROM_LANE)
         if not (members[:, lanes, lanes] & np.take_along_axis(members, partner[..., None], 2)[..., 0])[here].all():
             raise WrongOnGpu("a thread shuffles with one that does not take part, or takes no part itself")
         found = np.take_along_axis(value.reshape(warps), partner, 1)

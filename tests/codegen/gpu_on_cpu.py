@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.codegen.gpu_stand_ins import END, HELPERS, INTRINSICS, driver, roundings
+from tests.codegen.gpu_stand_ins import END, HELPERS, INTRINSICS, driver, pairs, roundings
 
 OUTSIDE, MISALIGNED, TRAPPED = 1, 2, 3  # what a kernel may be found to have done
+FROM_LANE = 32  # on the desk: a step from here on is the number of the lane, the same for all, that a value comes from
 OVER = -1  # in place of a line on the desk: the thread has ended
 
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "float": 4, "double": 8, "ptr": 8}
@@ -58,7 +59,8 @@ class _Rewriting:
             for name, count in self.shared.items()
         )
         self.declared |= dict.fromkeys(f"declare {line}" for line in INTRINSICS)
-        text = "\n".join([*self.declared, *self.out, HELPERS, *roundings("\n".join(self.out)), driver(fills), ""])
+        body = "\n".join([*self.out, *pairs("\n".join(self.out))])
+        text = "\n".join([*self.declared, body, HELPERS, *roundings(body), driver(fills), ""])
         return CpuText(text, self.lines, self.threads, self.buffers, self.sizes)
 
     def _keep(self, line: str) -> None:
@@ -125,6 +127,12 @@ class _Rewriting:
         self._wait(match["mask"], match["step"], match["value"])
         self.emit(f"{match['result']} = call i32 @handed(ptr %desk, i32 %thread)")
 
+    def shuffle_from(self, match: re.Match[str]) -> None:
+        assert match["most"] == "31", "of shuffles the lanes are counted to the end of the warp"
+        partner = self.let(f"add i32 {match['lane']}, {FROM_LANE}")
+        self._wait(match["mask"], partner, match["value"])
+        self.emit(f"{match['result']} = call i32 @handed(ptr %desk, i32 %thread)")
+
     def barrier(self, match: re.Match[str]) -> None:
         self._wait("-1", "0", "0")
 
@@ -165,6 +173,37 @@ class _Rewriting:
         t = match["type"]
         place, alignment = self._place(t, match["address"], match["alignment"])
         self.emit(f"store {t} {match['value']}, ptr {place}{alignment}")
+
+    # -- threads that meet: each runs until it waits, so nothing comes between ------------------------
+    def part_of_addresses(self, match: re.Match[str]) -> None:
+        self.origin[match["result"]] = self.origin[match["address"]]
+        self.out.append(match[0])
+
+    def global_address(self, match: re.Match[str]) -> None:
+        self.origin[match["result"]] = self.origin[match["address"]]
+        self.emit(f"{match['result']} = getelementptr i8, ptr {match['address']}, i64 0")
+
+    def atomic(self, match: re.Match[str]) -> None:
+        t = match["type"]
+        place, alignment = self._place(t, match["address"], match["alignment"])
+        self.emit(
+            f"{match['result']} = atomicrmw {match['operation']} ptr {place}, {t} {match['value']} monotonic{alignment}"
+        )
+
+    def atomic_load(self, match: re.Match[str]) -> None:
+        t = match["type"]
+        place, alignment = self._place(t, match["address"], match["alignment"])
+        self.emit(f"{match['result']} = load atomic {t}, ptr {place} monotonic{alignment}")
+
+    def exchange(self, match: re.Match[str]) -> None:
+        place, alignment = self._place(match["type"], match["address"], None)
+        values = ", ".join(f"{match['type']} {match[name]}" for name in ("old", "new"))
+        self.emit(f"{match['result']} = cmpxchg ptr {place}, {values} monotonic monotonic{alignment}")
+
+    def pair(self, match: re.Match[str]) -> None:
+        # The second half of a word may lie behind the buffer's end: minus zero is added to it.
+        place = self._checked("true", match["address"], match["address"], 2, 4)
+        self.emit(f"call void @add.{match['form']}(ptr {place}, i32 {match['word']})")
 
     def masked_load(self, match: re.Match[str]) -> None:
         t, lanes = match["type"], int(match["lanes"])
@@ -250,6 +289,11 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
             r"i32 (?P<step>\d+), i32 (?P<most>\d+)\)$",
             _Rewriting.shuffle,
         ),
+        (
+            _RESULT + r"call i32 @llvm\.nvvm\.shfl\.sync\.idx\.i32\(i32 (?P<mask>\S+), i32 (?P<value>\S+), "
+            r"i32 (?P<lane>\S+), i32 (?P<most>\d+)\)$",
+            _Rewriting.shuffle_from,
+        ),
         (r"  call void @llvm\.nvvm\.barrier\.cta\.sync\.aligned\.all\(i32 0\)$", _Rewriting.barrier),
         (
             _RESULT + r"call float @llvm\.nvvm\.(?P<function>ex2\.approx\.f|rcp\.approx\.ftz\.f|rsqrt\.approx\.f)"
@@ -262,6 +306,35 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
             _Rewriting.round,
         ),
         (_RESULT + r"bitcast (?:bfloat|<\d+ x bfloat>) (?P<x>\S+) to (?P<type>.+)$", _Rewriting.rounded),
+        (
+            _RESULT + rf"extractelement <\d+ x ptr> (?P<address>{_NAME}), i32 \d+$",
+            _Rewriting.part_of_addresses,
+        ),
+        (
+            _RESULT + rf"call ptr @llvm\.ptrmask\.p0\.i64\(ptr (?P<address>{_NAME}), i64 -4\)$",
+            _Rewriting.part_of_addresses,
+        ),
+        (_RESULT + rf"addrspacecast ptr (?P<address>{_NAME}) to ptr addrspace\(1\)$", _Rewriting.global_address),
+        (
+            _RESULT + rf"atomicrmw (?P<operation>\w+) ptr (?P<address>{_NAME}), (?P<type>{_TYPE}) (?P<value>\S+) "
+            r'syncscope\("device"\) monotonic(?:, align (?P<alignment>\d+))?$',
+            _Rewriting.atomic,
+        ),
+        (
+            _RESULT + rf"load atomic (?P<type>\w+), ptr (?P<address>{_NAME}) "
+            r'syncscope\("device"\) monotonic, align (?P<alignment>\d+)$',
+            _Rewriting.atomic_load,
+        ),
+        (
+            _RESULT + rf"cmpxchg ptr (?P<address>{_NAME}), (?P<type>\w+) (?P<old>\S+), \w+ (?P<new>\S+) "
+            r'syncscope\("device"\) monotonic monotonic$',
+            _Rewriting.exchange,
+        ),
+        (
+            r'  call void asm sideeffect "red\.relaxed\.gpu\.global\.add\.noftz\.(?P<form>b?f16x2) \[\$0\], \$1;", '
+            rf'"l,r,~{{memory}}"\(ptr addrspace\(1\) (?P<address>{_NAME}), i32 (?P<word>\S+)\)$',
+            _Rewriting.pair,
+        ),
         (
             _RESULT + rf"getelementptr (?P<element>\w+), ptr(?: addrspace\(3\))? (?P<base>{_NAME}), .*$",
             _Rewriting.address,
@@ -286,4 +359,4 @@ def for_cpu(text: str) -> CpuText:
     return _Rewriting(text).run()
 
 
-__all__ = ["MISALIGNED", "OUTSIDE", "OVER", "TRAPPED", "CpuText", "for_cpu"]
+__all__ = ["FROM_LANE", "MISALIGNED", "OUTSIDE", "OVER", "TRAPPED", "CpuText", "for_cpu"]

@@ -127,6 +127,36 @@ define internal float @rcp.approx.ftz.f(float %x) nounwind {
 }"""
 
 
+PAIRS = {
+    "f16x2": """define internal void @add.f16x2(ptr %place, i32 %word) nounwind {
+  %old = load <2 x half>, ptr %place, align 4
+  %value = bitcast i32 %word to <2 x half>
+  %sum = fadd <2 x half> %old, %value
+  store <2 x half> %sum, ptr %place, align 4
+  ret void
+}""",
+    "bf16x2": """define internal void @add.bf16x2(ptr %place, i32 %word) nounwind {
+  %old = load <2 x i16>, ptr %place, align 4
+  %given = bitcast i32 %word to <2 x i16>
+  %old.wide = zext <2 x i16> %old to <2 x i32>
+  %old.bits = shl <2 x i32> %old.wide, splat (i32 16)
+  %given.wide = zext <2 x i16> %given to <2 x i32>
+  %given.bits = shl <2 x i32> %given.wide, splat (i32 16)
+  %a = bitcast <2 x i32> %old.bits to <2 x float>
+  %b = bitcast <2 x i32> %given.bits to <2 x float>
+  %sum = fadd <2 x float> %a, %b
+  %rounded = call <2 x i16> @bfloat.2(<2 x float> %sum)
+  store <2 x i16> %rounded, ptr %place, align 4
+  ret void
+}""",
+}
+
+
+def pairs(text: str) -> list[str]:
+    """Functions that add two halves of a word at once, those that are called."""
+    return [function for form, function in PAIRS.items() if f"@add.{form}(" in text]
+
+
 def roundings(text: str) -> list[str]:
     """Functions that round to bfloat16, for the widths that are called."""
     made = []
@@ -183,4 +213,4 @@ end:
 }}"""
 
 
-__all__ = ["END", "HELPERS", "INTRINSICS", "driver", "roundings"]
+__all__ = ["END", "HELPERS", "INTRINSICS", "driver", "pairs", "roundings"]

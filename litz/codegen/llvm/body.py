@@ -14,9 +14,10 @@ from math import gcd
 
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
-from litz.codegen.llvm.reduction import combine
+from litz.codegen.llvm.functions import part_of
+from litz.codegen.llvm.reduction import combine_stored
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
-from litz.loop.dtype import DTYPES
+from litz.loop.dtype import DTYPES, is_float
 from litz.loop.expr import ZERO, Atom, Axis, Expr, FloorDiv, Mod, Size, Value, is_positive
 from litz.loop.fault import FAULTS
 from litz.loop.ir import Apply, Buffer, Check, Const, Index, Load, Op, Store, operands
@@ -325,9 +326,12 @@ class Scope:
         value = w.splat(value, lanes)
         if op.update not in (None, "put"):
             assert op.update is not None
+            if w.module.dialect.update is not None:
+                self._update(op.update, op, copy, value, mask)
+                return
             # What is there is loaded as any value is; lanes and threads never mean one element.
             old = self._load(Load("", dtype, op.buffer, op.index), copy, wide)
-            value = combine(w, op.update, w.splat(old, lanes), value)
+            value = combine_stored(w, op.update, w.splat(old, lanes), value)
         text = value.text
         t = element if lanes == 1 else f"<{lanes} x {element}>"
         if dtype == "b1":
@@ -355,6 +359,24 @@ class Scope:
             w.module.declare(f"declare void {name}({t}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
             lives = f"<{lanes} x i1> {'splat (i1 true)' if mask is None else w.splat(mask, lanes).text}"
             w.emit(f"call void {name}({t} {text}, <{lanes} x ptr> {addresses}, i32 {size}, {lives})")
+
+    def _update(self, kind: str, op: Store, copy: int, value: Operand, mask: Operand | None) -> None:
+        """Each element by itself, since other threads may mean it too; two that are one word, together."""
+        w, lanes, update = self.writer, value.lanes, self.writer.module.dialect.update
+        assert update is not None
+        element, pointer = self._memory_type(value.dtype), self.pointers[op.buffer]
+        side_by_side = lanes > 1 and self.contiguous(op.index)
+        first = self._scalar_index(op.index, copy) if lanes == 1 or side_by_side else ""
+        apart = "" if first else self._addresses(op.index, copy, element, pointer, op.buffer)
+        width = 2 if side_by_side and DTYPES[value.dtype].bytes == 2 and is_float(value.dtype) else 1
+        for lane in range(0, lanes, width):
+            if first:
+                address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {w.add(first, str(lane))}", "p")
+            else:
+                address = w.let(f"extractelement <{lanes} x ptr> {apart}, i32 {lane}", "p")
+            live = None if mask is None else part_of(w, mask, lane if mask.lanes > 1 else 0, 1)
+            with w.when(live.text) if live is not None else nullcontext():
+                update(w, kind, address, part_of(w, value, lane, width))
 
     def _unforeseen(self, mask: str) -> str:
         """The mask, in a way that LLVM cannot know its lanes: where it knows that only one is live and the value was

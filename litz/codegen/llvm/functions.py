@@ -25,32 +25,37 @@ def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> 
     writer.module.declare(f"declare {t} @{function}({', '.join([t] * len(args))}) nounwind memory(none)")
     parts = []
     for first in range(0, lanes, width):
-        values = ", ".join(f"{t} {_piece(writer, a, first, width)}" for a in args)
+        values = ", ".join(f"{t} {part_of(writer, a, first, width).text}" for a in args)
         parts.append(writer.let(f"call {t} @{function}({values})"))
-    return Operand(_joined(writer, parts, dtype, width), dtype, lanes)
+    return joined(writer, [Operand(part, dtype, width) for part in parts])
 
 
-def _piece(writer: Writer, value: Operand, first: int, width: int) -> str:
+def part_of(writer: Writer, value: Operand, first: int, width: int) -> Operand:
+    """As many lanes, from the first on."""
     if width == value.lanes:
-        return value.text
+        return value
     if width == 1:
-        return writer.let(f"extractelement {value.type} {value.text}, i32 {first}")
+        return Operand(writer.let(f"extractelement {value.type} {value.text}, i32 {first}"), value.dtype, 1)
     order = ", ".join(f"i32 {first + k}" for k in range(width))
-    return writer.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{width} x i32> <{order}>")
+    text = writer.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{width} x i32> <{order}>")
+    return Operand(text, value.dtype, width)
 
 
-def _joined(writer: Writer, parts: list[str], dtype: str, width: int) -> str:
-    if width == 1 and len(parts) > 1:
-        t, whole = llvm_type(dtype, len(parts)), "poison"
+def joined(writer: Writer, parts: Sequence[Operand]) -> Operand:
+    """One vector of as many as a power of two, side by side."""
+    dtype, width, count = parts[0].dtype, parts[0].lanes, len(parts)
+    if width == 1 and count > 1:
+        t, whole = llvm_type(dtype, count), "poison"
         for lane, part in enumerate(parts):
-            whole = writer.let(f"insertelement {t} {whole}, {llvm_type(dtype)} {part}, i32 {lane}")
-        return whole
-    while len(parts) > 1:
+            whole = writer.let(f"insertelement {t} {whole}, {part.type} {part.text}, i32 {lane}")
+        return Operand(whole, dtype, count)
+    texts = [part.text for part in parts]
+    while len(texts) > 1:
         half = llvm_type(dtype, width)
         order = ", ".join(f"i32 {k}" for k in range(2 * width))
-        parts = [
+        texts = [
             writer.let(f"shufflevector {half} {a}, {half} {b}, <{2 * width} x i32> <{order}>")
-            for a, b in zip(parts[::2], parts[1::2], strict=True)
+            for a, b in zip(texts[::2], texts[1::2], strict=True)
         ]
         width *= 2
-    return parts[0]
+    return Operand(texts[0], dtype, width)

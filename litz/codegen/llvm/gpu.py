@@ -6,25 +6,33 @@ buffers, and then the sizes known only at run time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from litz.codegen.lanes import ACCESS_BYTES
+from litz.codegen.llvm import gpu_atomics
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.build import GPU_TRIPLE
 from litz.codegen.llvm.gpu_math import OWN
-from litz.codegen.llvm.reduction import better_of, combine
+from litz.codegen.llvm.gpu_scan import before_thread
+from litz.codegen.llvm.reduction import better_of, combine, running
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Expr
 from litz.loop.ir import Buffer, Kernel
+from litz.target import GpuTarget
 
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
     bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN,
-    fault="call void asm sideeffect \"trap;\", \"\"()",
+    fault="call void asm sideeffect \"trap;\", \"\"()", update=gpu_atomics.update,
 )  # fmt: skip
+
+
+def dialect_for(target: GpuTarget) -> Dialect:
+    return DIALECT if target.level >= 90 else replace(DIALECT, update=gpu_atomics.update_before_sm_90)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class _Function:
         group = self.w.let(f"lshr i32 {thread}, {rows.team.bit_length() - 1}") if rows.team > 1 else thread
         self.unit = self._unit(block, group)
         me = self.me if self.me == "0" else self._wide(self.me)
-        self.rows = Rows(rows, self.w, frame, me, self._across_team if rows.team > 1 else None)
+        self.rows = Rows(rows, self.w, frame, me, *((self._across_team, self._before_me) if rows.team > 1 else ()))
         self.shared = 0
 
     def _unit(self, block: str, group: str) -> str:
@@ -136,14 +144,39 @@ class _Function:
         with self.w.when(self.w.let(f"icmp eq i32 {lane}, 0")):
             for v, cell in cells:
                 self.w.emit(f"store {_word(v)} {self._bits(v)}, ptr addrspace(3) {self._cell(cell, v, warp)}")
-        self.w.module.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-        self.w.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        self._barrier()
         theirs = self.w.let(f"and i32 {lane}, {warps - 1}")
         found = []
         for v, cell in cells:
             address = self._cell(cell, v, theirs)
             found.append(self._from_bits(self.w.let(f"load {_word(v)}, ptr addrspace(3) {address}"), v))
         return self._across_warp(kind, found[0], found[1] if place is not None else None, warps)
+
+    def _barrier(self) -> None:
+        self.w.module.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+        self.w.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    def _before_me(self, kind: str, totals: Sequence[Operand]) -> list[tuple[Operand, Operand]]:
+        """Of what each thread of the team has: what those before this one make, and what all make."""
+        team, w = self.plan.rows.team, self.w
+        found = [before_thread(w, kind, total, self.me, min(team, WARP), self._shuffled) for total in totals]
+        if team <= WARP:
+            return found
+        warps = team // WARP
+        lane, warp = w.let(f"and i32 {self.me}, {WARP - 1}"), w.let(f"lshr i32 {self.me}, {WARP.bit_length() - 1}")
+        cells = [self._cells(total, warps) for total in totals]
+        self._barrier()  # what was there before has been read
+        with w.when(w.let(f"icmp eq i32 {lane}, 0")):
+            for cell, (_, whole) in zip(cells, found, strict=True):
+                w.emit(f"store {_word(whole)} {self._bits(whole)}, ptr addrspace(3) {self._cell(cell, whole, warp)}")
+        self._barrier()
+        theirs, joined = w.let(f"and i32 {lane}, {warps - 1}"), []
+        for cell, (before, whole) in zip(cells, found, strict=True):
+            address = self._cell(cell, whole, theirs)
+            total = self._from_bits(w.let(f"load {_word(whole)}, ptr addrspace(3) {address}"), whole)
+            earlier, whole = before_thread(w, kind, total, theirs, warps, self._shuffled)
+            joined.append((running(w, kind, self._of_lane(earlier, warp), before), whole))
+        return joined
 
     def _across_warp(
         self, kind: str, value: Operand, place: Operand | None, width: int
@@ -160,14 +193,20 @@ class _Function:
 
     def _shuffled(self, value: Operand, step: int) -> Operand:
         """The value of the thread whose number differs in this bit."""
+        return self._exchanged(value, "bfly", str(step))
+
+    def _of_lane(self, value: Operand, lane: str) -> Operand:
+        """The value of that thread of the warp."""
+        return self._exchanged(value, "idx", lane)
+
+    def _exchanged(self, value: Operand, how: str, with_whom: str) -> Operand:
         w = self.w
-        w.module.declare("declare i32 @llvm.nvvm.shfl.sync.bfly.i32(i32, i32, i32, i32)")
         bits, word = self._bits(value), _word(value)
         if word == "i64":
             halves = [w.let(f"trunc i64 {bits} to i32"), w.let(f"trunc i64 {w.let(f'lshr i64 {bits}, 32')} to i32")]
         else:
             halves = [bits if word == "i32" else w.let(f"zext {word} {bits} to i32")]
-        moved = [self._shuffle(half, step) for half in halves]
+        moved = [self._shuffle(half, how, with_whom) for half in halves]
         if word == "i64":
             low, high = (w.let(f"zext i32 {part} to i64") for part in moved)
             whole = w.let(f"or i64 {low}, {w.let(f'shl i64 {high}, 32')}")
@@ -175,10 +214,10 @@ class _Function:
             whole = moved[0] if word == "i32" else w.let(f"trunc i32 {moved[0]} to {word}")
         return self._from_bits(whole, value)
 
-    def _shuffle(self, half: str, step: int) -> str:
-        return self.w.let(
-            f"call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 {self._members()}, i32 {half}, i32 {step}, i32 31)"
-        )
+    def _shuffle(self, half: str, how: str, with_whom: str) -> str:
+        function = f"@llvm.nvvm.shfl.sync.{how}.i32"
+        self.module.declare(f"declare i32 {function}(i32, i32, i32, i32)")
+        return self.w.let(f"call i32 {function}(i32 {self._members()}, i32 {half}, i32 {with_whom}, i32 31)")
 
     def _members(self) -> str:
         """The threads of the warp that take part: of short teams, those of this one alone."""
@@ -215,4 +254,4 @@ def _word(value: Operand) -> str:
     return "i1" if value.dtype == "b1" else f"i{DTYPES[value.dtype].bits}"
 
 
-__all__ = ["DIALECT", "TRIPLE", "Grid", "render"]
+__all__ = ["DIALECT", "TRIPLE", "Grid", "dialect_for", "render"]

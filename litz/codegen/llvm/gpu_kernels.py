@@ -16,6 +16,7 @@ from litz.codegen.llvm.naming import UNNAMED, anonymous, named
 from litz.codegen.llvm.writer import Module
 from litz.loop.ir import Kernel, Program, Step
 from litz.schedule.memory import Layout
+from litz.target import GpuTarget
 
 FUNCTIONS = "functions"  # the table
 
@@ -29,8 +30,11 @@ class _Built:
 class GpuKernels:
     workspace = 0
 
-    def __init__(self, program: Program, sizes: tuple[str, ...], written: Callable[[str], None]):
+    def __init__(
+        self, program: Program, target: GpuTarget, sizes: tuple[str, ...], written: Callable[[str], None]
+    ):
         self.program, self.sizes, self._written = program, sizes, written
+        self.dialect = gpu.dialect_for(target)
         self.built: dict[tuple, _Built] = {}
         self._modules: dict[str, int] = {}
         self.launches = 0
@@ -91,7 +95,7 @@ class GpuKernels:
 
     def _build(self, kernel: Kernel, order: tuple[str, ...]) -> _Built:
         buffers = {f"b{i}": replace(self.program.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
-        module = Module(gpu.DIALECT)
+        module = Module(self.dialect)
         grid = gpu.render(kernel, buffers, module, UNNAMED, self.sizes)
         name, text = named(f"{gpu.TRIPLE}\n{module.text()}")
         if text not in self._modules:

@@ -10,7 +10,7 @@ import functools
 
 from litz.codegen.llvm import math
 from litz.codegen.llvm.writer import Operand, Writer, llvm_type
-from litz.loop.dtype import DTYPES
+from litz.loop.dtype import DTYPES, compute_type
 from litz.loop.ir import COMBINE
 from litz.loop.scalar import SCALARS
 
@@ -26,6 +26,15 @@ def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
     if spelling.startswith("inline "):
         return math.inline(w, spelling.removeprefix("inline "), [a, b], a.dtype)
     return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
+
+
+def combine_stored(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
+    """The same of values as memory holds them: half precision is computed in float32, and rounded."""
+    wide = compute_type(a.dtype)
+    if wide == a.dtype:
+        return combine(w, kind, a, b)
+    found = combine(w, kind, *(math.inline(w, "cast", [value], wide) for value in (a, b)))
+    return math.inline(w, "cast", [found], a.dtype)
 
 
 def running(w: Writer, kind: str, old: Operand, new: Operand) -> Operand:

@@ -51,7 +51,7 @@ def render(
     sizes = tuple(s.name for s in program.sizes)
     kernels: CpuKernels | GpuKernels
     if isinstance(target, GpuTarget):
-        kernels = GpuKernels(program, sizes, written)
+        kernels = GpuKernels(program, target, sizes, written)
     else:
         kernels = CpuKernels(program, target, module, sizes, written)
     runs: list[tuple[int, Run]] = []

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from litz.codegen.llvm.body import Scope
+from litz.codegen.llvm.gpu_scan import BeforeMe, scan_vectors
 from litz.codegen.llvm.reduction import across_lanes, better_of, better_than, combine, first_best, running
-from litz.codegen.llvm.vectors import live_of, vectors
+from litz.codegen.llvm.vectors import live_of, vectors, vectors_in_order
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
 from litz.codegen.rows import RowPlan
@@ -28,9 +29,11 @@ Slots = list[tuple[str, "str | None"]]  # where running values are, and running 
 
 class Rows:
     def __init__(
-        self, plan: RowPlan, writer: Writer, frame: Scope, me: str = "0", across_team: AcrossTeam | None = None
-    ):
+        self, plan: RowPlan, writer: Writer, frame: Scope, me: str = "0", across_team: AcrossTeam | None = None,
+        before_me: BeforeMe | None = None,
+    ):  # fmt: skip
         self.plan, self.w, self.frame, self.me, self.across_team = plan, writer, frame, me, across_team
+        self.before_me = before_me
         self.kernel = plan.kernel
         self.vector, self.lanes = plan.vector, plan.lanes
         self.ops: dict[str, Definition] = {op.name: op for op in plan.kernel.body if not isinstance(op, Store)}
@@ -114,7 +117,7 @@ class Rows:
             stores = []
             for op in self.kernel.body:
                 if isinstance(op, Reduce):
-                    self.frame.values[op.name] = [self._together(op, self._terms(op))]
+                    self.frame.values[op.name] = [self._together(op, self._terms(op, self.plan.copies))]
                 elif isinstance(op, Store):
                     stores.append(op)
                 else:
@@ -122,11 +125,11 @@ class Rows:
             for op in stores:
                 self.frame.emit(op)
 
-    def _terms(self, op: Reduce) -> list[Operand]:
-        """What each vector of a held row adds to the reduction."""
+    def _terms(self, op: Reduce | Scan, copies: int) -> list[Operand]:
+        """What each vector of a row adds to the reduction: nothing where it is not live."""
         dtype, terms = self._dtype(op.value), []
         start = self.w.splat(Operand(literal(identity(op.kind, dtype), dtype), dtype, 1), self.lanes)
-        for copy in range(self.plan.copies):
+        for copy in range(copies):
             value, mask = self.w.splat(self.frame.get(op.value, copy), self.lanes), self.frame.mask(copy)
             if mask is not None:
                 chosen = f"select {mask.type} {mask.text}, {value.type} {value.text}, {value.type} {start.text}"
@@ -162,8 +165,13 @@ class Rows:
             return
         assert self.vector is not None
         with self._stretch(self.vector, copies * self.plan.step, p, accumulators, copies) as (start, stop, mine):
-            for v, count, mask in vectors(self.w, self.lanes, start, stop, copies, self.plan.team, self.me):
-                with self._standing_at(v, count, (mask,)):
+            along = (self.w, self.lanes, start, stop, copies, self.plan.team, self.me)
+            if self.kernel.ordered:
+                rounds = vectors_in_order(*along)
+            else:
+                rounds = ((v, count, (mask,)) for v, count, mask in vectors(*along))
+            for v, count, masks in rounds:
+                with self._standing_at(v, count, masks):
                     self._pass_body(p, mine)
 
     @contextmanager
@@ -214,7 +222,8 @@ class Rows:
                 frame.values[name] = self._recall(name, op.dtype)
                 continue
             if isinstance(op, Scan):
-                frame.values[name] = self._accumulate(op, accumulators[name])
+                step = self._scan_along if self.plan.over_reduced else self._accumulate
+                frame.values[name] = step(op, accumulators[name])
                 continue
             frame.emit(op)
             if kept.get(name) == p:
@@ -265,6 +274,8 @@ class Rows:
 
     def _side_by_side(self, op: Reduce | Scan) -> bool:
         """Whether it has a running value for each lane and copy."""
+        if self.plan.over_reduced and isinstance(op, Scan):
+            return False  # its steps are those lanes
         return self.plan.over_reduced or self.frame.along(op.value)
 
     def _acc_lanes(self, op: Reduce | Scan) -> int:
@@ -333,6 +344,15 @@ class Rows:
             w.emit(f"store {t} {best}, ptr {slot}")
             w.emit(f"store {indices} {best_place}, ptr {place}")
         return made
+
+    def _scan_along(self, op: Scan, slots: Slots) -> list[Operand]:
+        """The steps that lie along the vectors, scanned; what is carried on is in the slot."""
+        ((slot, _),), dtype = slots, self._dtype(op.value)
+        carry = Operand(self.w.let(f"load {llvm_type(dtype)}, ptr {slot}"), dtype, 1)
+        steps = self._terms(op, self.frame.copies)
+        found, carry = scan_vectors(self.w, op.kind, carry, steps, self.before_me)
+        self.w.emit(f"store {carry.type} {carry.text}, ptr {slot}")
+        return found
 
     def _factors(self, op: Reduce | Scan) -> tuple[str, ...] | None:
         """What is multiplied, where products are summed: multiplied and added at once, they are rounded once."""

@@ -42,6 +42,28 @@ def vectors(
         yield v, 1, live_of(w, v, stop, lanes, team)
 
 
+def vectors_in_order(
+    w: Writer, lanes: int, start: str, stop: str, copies: int, team: int, me: str
+) -> Iterator[tuple[str, int, tuple[Operand | None, ...]]]:
+    """The same for steps that are taken in order, where each round has the threads wait for one another: what is left
+    over at the end is one round too, if its length is known. Out: the masks of all vectors, or one for all."""
+    one, step = lanes * team, copies * lanes * team
+    if not (start.isdigit() and stop.isdigit()):
+        for v, count, mask in vectors(w, lanes, start, stop, copies, team, me):
+            yield v, count, (mask,)
+        return
+    mine, begin, end = w.mul(me, str(lanes)), int(start), int(stop)
+    whole = begin + (end - begin) // step * step
+    if whole > begin:
+        with w.loop(start, str(whole), step) as v:
+            yield w.add(v, mine), copies, (None,)
+    if whole < end:
+        count = -(-(end - whole) // one)
+        v = w.add(str(whole), mine)
+        last = live_of(w, w.add(v, str((count - 1) * one)), stop, lanes, team, ragged=(end - whole) % one != 0)
+        yield v, count, (*[None] * (count - 1), last)
+
+
 def live_of(w: Writer, v: str, stop: str, lanes: int, team: int, ragged: bool = True) -> Operand | None:
     """What is live of the vector at `v`. Teams have vectors that divide the axis: all of one is live, or nothing."""
     if not ragged:
@@ -51,4 +73,4 @@ def live_of(w: Writer, v: str, stop: str, lanes: int, team: int, ragged: bool = 
     return w.lanes_below(v, stop, lanes)
 
 
-__all__ = ["live_of", "vectors"]
+__all__ = ["live_of", "vectors", "vectors_in_order"]

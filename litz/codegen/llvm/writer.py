@@ -86,6 +86,8 @@ class Dialect:
     branches: bool = False  # what is not live is branched around
     own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
     fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
+    # Combines a value with what is at an address, where other threads may do so too. None: no other thread ever does.
+    update: Callable[[Writer, str, str, Operand], None] | None = None
 
 
 class Module:
@@ -155,7 +157,8 @@ class Writer:
         self._known = None
 
     @contextmanager
-    def _branch(self) -> Iterator[None]:
+    def branch(self) -> Iterator[None]:
+        """Code that is run or not."""
         known, self._known = self._known, None
         yield
         self._known = known
@@ -246,7 +249,7 @@ class Writer:
         self.emit(f"store i64 {start}, ptr {counter}")
         head, body, done = self.label("head"), self.label("body"), self.label("done")
         self.emit(f"br label %{head}")
-        with self._branch():
+        with self.branch():
             self.place(head)
             i = self.let(f"load i64, ptr {counter}", prefix)
             self.emit(f"br i1 {self.let(f'icmp slt i64 {i}, {stop}')}, label %{body}, label %{done}")
@@ -260,7 +263,7 @@ class Writer:
     def when(self, condition: str) -> Iterator[None]:
         body, done = self.label("then"), self.label("done")
         self.emit(f"br i1 {condition}, label %{body}, label %{done}")
-        with self._branch():
+        with self.branch():
             self.place(body)
             yield
             self.emit(f"br label %{done}")
