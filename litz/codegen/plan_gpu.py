@@ -57,7 +57,7 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
     kernel = at_once(kernel)
     scan = scan_rows(kernel, _lanes)
     if scan is not None:
-        return GpuPlan(scan, _BLOCK if scan.team == 1 else max(scan.team, _short_block(scan.team)), ONE)
+        return GpuPlan(scan, _BLOCK // 4 if scan.team == 1 else max(scan.team, _short_block(scan.team)), ONE)
     vector = None if kernel.ordered and kernel.reduced else vector_axis(kernel)
     varies = depends(kernel.body, kernel.reduced)
     passes = plan_passes(kernel, varies)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from litz.loop.dtype import is_float
-from litz.loop.ir import Kernel, Step, Store
+from litz.loop.ir import Kernel, Scan, Step, Store
 from litz.target import Machine
+
+
+_LONG = 1 << 15  # steps of one row that a team of threads is done with soon enough
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ def why_not_here(step: Step, target: Machine) -> str | None:
         return None
     if torch.are_deterministic_algorithms_enabled() and _depends_on_order(step):
         return "its threads would add in any order, and torch is to be deterministic"
+    if not step.axes and any(isinstance(op, Scan) for op in step.body) and step.reduced[0].size.hint > _LONG:
+        return "a row as long as this is scanned by all of the GPU at once, which the library does"
     return None
 
 
