@@ -14,7 +14,6 @@ from litz.loop.dtype import is_float
 from litz.loop.ir import Kernel, Scan, Step, Store
 from litz.target import Machine
 
-
 _LONG = 1 << 15  # steps of one row that a team of threads is done with soon enough
 
 

@@ -46,8 +46,14 @@ class _Rewriting:
         self.threads = self.buffers = self.sizes = 0
 
     def run(self) -> CpuText:
+        helper = False  # a function that the kernel calls: arithmetic alone
         for at, line in enumerate(self.lines):
             self.at = at
+            helper = helper or line.startswith("define internal ")
+            if helper:
+                self._keep(line.replace("@llvm.nvvm.", "@"))
+                helper = line != "}"
+                continue
             for pattern, rewrite in _LINES:
                 if (match := pattern.match(line)) is not None:
                     rewrite(self, match)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from litz.codegen.llvm.arithmetic import Arithmetic
 from litz.codegen.llvm.writer import Operand, Writer, llvm_type
 from litz.loop.dtype import DTYPES
 
 
 def sleef(writer: Writer, name: str, accuracy: str, args: Sequence[Operand]) -> Operand:
-    """`accuracy` is how SLEEF's name ends; `-`: it does not."""
+    """`accuracy` is how SLEEF's name ends; `-`: it does not. A machine may have a function of its own instead."""
     dtype, lanes = args[0].dtype, args[0].lanes
+    own = writer.module.dialect.own.get((name, dtype))
+    if own is not None:
+        return Operand(own(Arithmetic(writer, dtype, lanes), [a.text for a in args]), dtype, lanes)
     widths = (size // DTYPES[dtype].bytes for size in writer.module.dialect.function_bytes)
     width = next((width for width in widths if width <= lanes), 1)
     letter = "f" if dtype == "f32" else ""

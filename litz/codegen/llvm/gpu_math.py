@@ -1,4 +1,5 @@
-"""Functions of float32 that a GPU has better means for than polynomials alone: its own powers of two and reciprocals.
+"""Functions for a GPU: those that it has better means for than polynomials alone, its own powers of two and
+reciprocals, and those that come from a library elsewhere.
 
 In: as of `math.py`. Out: the text of the result. The hardware's approximations are good to two units in the last
 place, which is what eager's kernels have too.
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from litz.codegen.llvm import gpu_exponential, gpu_special, gpu_trigonometry
 from litz.codegen.llvm.arithmetic import Arithmetic
+from litz.codegen.llvm.gpu_functions import Formula, Own, called
 from litz.codegen.llvm.math import LOG2_OF_TAIL, NO_TAIL
-
-Own = Callable[[Arithmetic, Sequence[str]], str]
 
 _LOG2E = struct.unpack("<f", struct.pack("<f", math.log2(math.e)))[0]
 _LOG2E_REST = math.log2(math.e) - _LOG2E
@@ -60,9 +61,37 @@ def _normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
     return m.select(m.cmp("ogt", args[0], m.c(0.0)), m.i("fsub", m.c(1.0), tail), tail)
 
 
+def _exp2(m: Arithmetic, args: Sequence[str]) -> str:
+    return _each(m, "llvm.nvvm.ex2.approx.f", args[0])
+
+
+# Of both types; what the hardware or `math.py` has for float32 is not among them.
+_OF_ANY_TYPE: dict[str, Formula] = {
+    "expm1": gpu_exponential.expm1, "log2": gpu_exponential.log2, "log10": gpu_exponential.log10,
+    "log1p": gpu_exponential.log1p, "pow": gpu_exponential.power,
+    "sinh": gpu_exponential.sinh, "cosh": gpu_exponential.cosh, "asinh": gpu_exponential.asinh,
+    "acosh": gpu_exponential.acosh, "atanh": gpu_exponential.atanh,
+    "sin": gpu_trigonometry.sin, "cos": gpu_trigonometry.cos, "tan": gpu_trigonometry.tan,
+    "asin": gpu_trigonometry.asin, "acos": gpu_trigonometry.acos, "atan": gpu_trigonometry.atan,
+    "atan2": gpu_trigonometry.atan2,
+    "erfc": gpu_special.erfc, "lgamma": gpu_special.lgamma, "hypot": gpu_special.hypot,
+    "nextafter": gpu_special.nextafter,
+}  # fmt: skip
+_LONG = ("lgamma",)
+_OF_DOUBLES: dict[str, Formula] = {
+    "exp": gpu_exponential.exp, "exp2": gpu_exponential.exp2, "log": gpu_exponential.log,
+    "tanh": gpu_exponential.tanh, "erf": gpu_special.erf,
+}  # fmt: skip
+
 OWN: dict[tuple[str, str], Own] = {
-    ("exp", "f32"): _exp, ("one_over", "f32"): _one_over, ("rsqrt", "f32"): _rsqrt,
+    ("exp", "f32"): _exp, ("exp2", "f32"): _exp2, ("one_over", "f32"): _one_over, ("rsqrt", "f32"): _rsqrt,
     ("normal_cdf", "f32"): _normal_cdf,
+    **{
+        (name, dtype): called(name, formula, name in _LONG)
+        for name, formula in _OF_ANY_TYPE.items()
+        for dtype in ("f32", "f64")
+    },
+    **{(name, "f64"): called(name, formula) for name, formula in _OF_DOUBLES.items()},
 }  # fmt: skip
 
 __all__ = ["OWN"]

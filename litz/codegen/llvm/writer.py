@@ -98,6 +98,7 @@ class Module:
         self.functions: list[str] = []
         self.declarations: dict[str, None] = {}
         self.globals: dict[str, str] = {}
+        self.defined: set[str] = set()  # functions of its own that kernels call
 
     def declare(self, text: str) -> None:
         self.declarations[text] = None
