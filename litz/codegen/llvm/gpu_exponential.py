@@ -136,8 +136,11 @@ def exp2(x: Number) -> Number:
 
 
 def expm1(x: Number) -> Number:
-    n, r = _reduced(_between(x, *_EXPM1_RANGE[x.m.dtype]))
-    near = r + _exp_rest(r)
+    x = _between(x, *_EXPM1_RANGE[x.m.dtype])
+    n, r = _reduced(x)
+    high, low = LN2[x.m.dtype]
+    lost = fma(n, -low, fma(n, -high, x) - r)  # what the rest has lost in rounding
+    near = r + (_exp_rest(r) + lost)
     half = _scaled(Number(x.m, x.m.c(1.0)), n - 1.0)  # of two to the n, which may be infinite
     y = choose(n.eq(0.0), near, fma(half, near, half - 0.5) * 2.0)
     return with_sign_of(y, x)
