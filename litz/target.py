@@ -87,6 +87,12 @@ class Target:
         return True
 
     @property
+    def spreads_steps(self) -> bool:
+        """Whether steps that depend on their order are spread over lanes and threads as any others are, so that what
+        surrounds them is as well computed with them."""
+        return False
+
+    @property
     def accumulates_wide(self) -> bool:
         """Whether what is scanned or scattered is accumulated in a wider type, as eager does it there: float32 in
         float64, half precision in float32."""
@@ -131,6 +137,7 @@ class GpuTarget:
     l2_bytes = 0
     generates_products = False
     walks_in_order = False
+    spreads_steps = True
     accumulates_wide = False
 
     def lanes(self, element_bytes: int) -> int:

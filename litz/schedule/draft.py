@@ -47,7 +47,7 @@ class Draft(_Body):
         self.name, self.space = name, space
         self.origins: dict[str, None] = {}
         self.divided: set[Axis] = set()  # axes under a division or remainder in some index
-        self.ordered = False
+        self.ordered = self.updates = False
         self._kernel: Kernel | None = None  # the body as a kernel, as long as nothing joins it
         self._product: tuple[Contraction | None] | None = None
 
@@ -60,6 +60,7 @@ class Draft(_Body):
             return None
         draft.take(addition, kernel.name, kernel.origins)
         draft.ordered, draft._kernel = kernel.ordered, kernel
+        draft.updates = any(store.update is not None for store in kernel.stores)
         return draft
 
     def addition(

@@ -21,6 +21,7 @@ _TOO_LARGE = Refusal(f"together they have more than {_LARGEST_BODY} operators")
 _PRODUCT_SECOND = Refusal("a matrix product takes its arguments from memory")
 _PRODUCT_FIRST = Refusal("after a matrix product come the readers of its result that reduce nothing")
 _ORDERED = Refusal("one of them takes its steps one after the other")
+_AGAIN = Refusal("it would be computed again for every step that updates memory")
 _NO_PLACE = Refusal("the shared buffer is touched under a mask only")
 _NOT_MADE = Refusal("what both read would be read once, but reduced once for every row")
 _FEW_ROWS = Refusal("there are too few rows to share among threads")
@@ -38,15 +39,22 @@ class Merge(NamedTuple):
 
     def done(self) -> Draft:
         self.draft.take(self.addition, self.second.name, self.second.origins)
+        self.draft.ordered |= self.second.ordered
+        self.draft.updates |= self.second.updates
         return self.draft
 
 
-def merge(first: Draft, second: Draft, buffer: str) -> Union[Merge, Refusal]:
-    """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`."""
+def merge(first: Draft, second: Draft, buffer: str, spreads_steps: bool = False) -> Union[Merge, Refusal]:
+    """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`.
+    `spreads_steps`: as of the machine."""
     if len(first.ops) + len(second.ops) > _LARGEST_BODY:
         return _TOO_LARGE
     if first.ordered or second.ordered:
-        return _ORDERED  # what runs in vectors stays outside
+        if not spreads_steps:
+            return _ORDERED  # what runs in vectors stays outside
+        objection = _objection_in_order(first, second, buffer)
+        if objection is not None:
+            return objection
     if second.product is not None:
         return _PRODUCT_SECOND
     if first.product is not None and (second.space.reduced or buffer not in first.stored):
@@ -67,6 +75,18 @@ def merge(first: Draft, second: Draft, buffer: str) -> Union[Merge, Refusal]:
     return _join(first, second, moved, second)
 
 
+def _objection_in_order(first: Draft, second: Draft, buffer: str) -> Refusal | None:
+    """Steps that depend on their order are scanned or update memory. What makes one element for each of them may join
+    them, and what reads the elements of a scan; but it is not made again for each of several steps."""
+    other = second if first.ordered else first
+    if other.ordered or other.space.reduced or first.updates:
+        return _ORDERED
+    place = second.unmasked.get(buffer)
+    if second.updates and (place is None or {*second.space.axes} - place.axes()):
+        return _AGAIN
+    return None
+
+
 def _few_rows(space: Space) -> bool:
     """Whether keeping to this kernel's rows would take the parallelism from what is merged into it."""
     rows = total = 1
@@ -85,6 +105,7 @@ def _join(first: Draft, second: Draft, moved: Moved, moving: Draft) -> Union[Mer
     draft = first
     if moving is first:
         draft = Draft(first.name, space)
+        draft.ordered, draft.updates = first.ordered, first.updates
         begun = draft.addition(first.ops, moved)
         if isinstance(begun, Refusal):
             return begun
