@@ -83,15 +83,36 @@ kernel add
 """)
 
 
-def running_sum(rows: int, columns: int) -> Program:
-    n = rows * columns
-    return parse_program(f"""program(x: f32[{n}]) -> (y: f32[{n}])
-buffer y: f32[{n}] output
-kernel running_sum
+def scan(kind: str, rows: int | str, columns: int | str, along: str = "rows", dtype: str = "f32") -> Program:
+    """Over rows that lie in memory one after the other, or over the columns of such."""
+    sizes = [f"{name} ~ 64" for name in (rows, columns) if isinstance(name, str)]
+    index = f"{columns}*i0 + r0" if along == "rows" else f"{rows}*r0 + i0"
+    n = f"{rows}*{columns}" if sizes else int(rows) * int(columns)
+    return parse_program(f"""{f"sizes {', '.join(sizes)}" if sizes else ""}
+program(x: {dtype}[{n}]) -> (y: {dtype}[{n}])
+buffer y: {dtype}[{n}] output
+kernel running_{kind}
   for i0 < {rows} parallel, r0 < {columns} reduce:
-    v0: f32 = load x[{rows}*r0 + i0]
-    v1: f32 = scan sum v0
-    store y[{rows}*r0 + i0] = v1
+    v0: {dtype} = load x[{index}]
+    v1: {dtype} = scan {kind} v0
+    store y[{index}] = v1
+""")
+
+
+def running_sum(rows: int, columns: int) -> Program:
+    return scan("sum", rows, columns, "columns")
+
+
+def scatter(kind: str, rows: int, places: int, columns: int, dtype: str = "f32") -> Program:
+    """Rows of `x`, each combined with the one of the caller's `y` that its index means."""
+    x, y = f"{dtype}[{places * columns}]", f"{dtype}[{rows * columns}]"
+    return parse_program(f"""program(x: {x}, i: i64[{places}], y: {y}) -> (y: {y})
+kernel scatter_{kind}
+  for i0 < {columns} parallel, r0 < {places} reduce:
+    v0: i64 = load i[r0]
+    v1: i64 = check v0 < {rows}
+    v2: {dtype} = load x[{columns}*r0 + i0]
+    update {kind} y[{columns}*v1 + i0] = v2
 """)
 
 
@@ -107,4 +128,6 @@ kernel histogram
 """)
 
 
-__all__ = ["histogram", "layer_norm", "pointwise", "reduction", "running_sum", "softmax"]
+__all__ = [
+    "histogram", "layer_norm", "pointwise", "reduction", "running_sum", "scan", "scatter", "softmax",
+]  # fmt: skip

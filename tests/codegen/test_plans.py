@@ -30,7 +30,7 @@ from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.target import Target, detect
 from tests import golden
 from tests.codegen import native
-from tests.codegen.row_kernels import histogram, layer_norm, pointwise, reduction, running_sum, softmax
+from tests.codegen.row_kernels import histogram, layer_norm, pointwise, reduction, running_sum, scan, scatter, softmax
 from tests.strategies import arguments, programs
 
 DRAWN = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
@@ -81,6 +81,9 @@ SHOWN = {
     "column_sum": reduction("sum", 512, 64, "columns"),
     "argmax": reduction("argmax", 16, 1000),
     "running_sum": running_sum(40, 30),
+    "running_max_of_rows": scan("max", 9, 5000),
+    "histogram": histogram(5000, 7),
+    "scattered_rows": scatter("sum", 40, 600, 768, "bf16"),
 }
 
 
@@ -135,6 +138,8 @@ def test_rows_of_any_length(rows: int, columns: int, dtype: str, machine: str) -
 @each_machine
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_is_shown(name: str, planner: Planner) -> None:
+    if name in ("histogram", "scattered_rows"):
+        return  # whose indices are no random numbers: `test_steps_in_order`, `test_rows_are_scattered`
     program, sizes = SHOWN[name], {"s0": 33, "s1": 2500} if "symbolic" in name else {}
     if name == "flat" and planner is not plan_for_gpu:
         program = pointwise(10_001, "bf16")  # many vectors, one after the other: fewer do
@@ -156,6 +161,42 @@ def test_steps_in_order(planner: Planner) -> None:
     agree(histogram(50, 7), [values, torch.arange(7)], planner)
     with pytest.raises(IndexError):
         agree(histogram(50, 5), [values, torch.arange(5)], planner)
+
+
+@DRAWN
+@given(
+    st.sampled_from(["sum", "max", "min", "logaddexp"]),
+    st.sampled_from(["rows", "columns"]),
+    st.integers(1, 5),
+    st.integers(2, 3000),
+    st.sampled_from(list(PLANNERS)),
+)
+def test_scans_of_any_length(kind: str, along: str, rows: int, columns: int, machine: str) -> None:
+    program = scan(kind, rows, columns, along)
+    agree(program, numbers(program), PLANNERS[machine], 1e-4)
+
+
+@each_machine
+@pytest.mark.parametrize("length", [1, 2, 300, 4096, 9000])
+def test_scans_of_a_length_known_only_at_run_time(length: int, planner: Planner) -> None:
+    program, sizes = scan("sum", "s0", "s1"), {"s0": 3, "s1": length}
+    agree(program, numbers(program, **sizes), planner, 1e-4, **sizes)
+
+
+@each_machine
+@pytest.mark.parametrize("kind", ["put", "sum", "prod", "max", "min"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32"])
+def test_rows_are_scattered(kind: str, dtype: str, planner: Planner) -> None:
+    for rows, places, columns in ((5, 40, 7), (300, 200, 33), (40, 30, 64)):
+        program = scatter(kind, rows, places, columns, dtype)
+        x, _, y = numbers(program)
+        places_of_rows = torch.arange(places) % rows  # several for some, and as exact in any order
+        wanted = places_of_rows - rows * (torch.arange(places) % 2)
+        if kind == "put":
+            wanted, x = wanted[:rows], x[: min(rows, places) * columns]
+            program = scatter(kind, rows, len(wanted), columns, dtype)
+        loose = 1e-5 if dtype in ("f32", "i32") else 0.3
+        agree(program, [x / 4 if kind == "prod" and dtype != "i32" else x, wanted, y], planner, loose)
 
 
 def test_sums_are_rounded_in_the_order_of_the_plan() -> None:
@@ -194,6 +235,13 @@ def test_what_is_never_computed() -> None:
     refused(pointwise(1 << 18), lambda k: gpu_rows(k, copies=1), r"before pass 0: i0 = 65536 is computed never")
     refused(reduction("sum", 2, 100), lambda k: replace(for_cpu(16)(k), team=2), r"pass 0: i0 = 0, r0 = 4 is comp")
     refused(softmax(4, 64), lambda k: replace(plan_for_gpu(k), pieces=expr(0)), r"i0 = 0, r0 = 0 is computed never")
+
+
+def test_a_scan_whose_steps_are_missed_or_taken_twice() -> None:
+    rows = scan("sum", 3, 5000)
+    refused(rows, lambda k: replace(plan_for_gpu(k), pieces=expr(2)), r"pass 0: i0 = 0, r0 = 0 is computed 2 times")
+    refused(rows, lambda k: gpu_rows(k, lanes=16), r"r0 = 5000 is computed, and there are 5000")
+    refused(rows, lambda k: replace(plan_for_gpu(k), block=1024), "2 teams of several warps share a block")
 
 
 def test_what_is_computed_twice() -> None:
