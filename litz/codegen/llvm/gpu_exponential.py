@@ -210,6 +210,12 @@ def log1p(x: Number) -> Number:
     return with_sign_of(choose(x >= -1.0, y, math.nan), x)
 
 
+def logaddexp(x: Number, y: Number) -> Number:
+    """log(exp(x) + exp(y)), which is what a scan of it joins."""
+    apart = choose(x.eq(y), 0.0, x - y)  # equal infinities are not apart
+    return choose(x > y, x, y) + log1p(exp(-abs(apart)))
+
+
 # -- powers -----------------------------------------------------------------------------------------
 def power(x: Number, y: Number) -> Number:
     """Two to y * log2(|x|), the logarithm in two numbers: its error is multiplied by as much as the exponent."""
@@ -318,6 +324,6 @@ def atanh(x: Number) -> Number:
 
 
 __all__ = [
-    "LN2", "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "power", "sinh",
-    "tanh",
+    "LN2", "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2",
+    "logaddexp", "power", "sinh", "tanh",
 ]  # fmt: skip

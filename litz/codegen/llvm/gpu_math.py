@@ -68,7 +68,7 @@ def _exp2(m: Arithmetic, args: Sequence[str]) -> str:
 # Of both types; what the hardware or `math.py` has for float32 is not among them.
 _OF_ANY_TYPE: dict[str, Formula] = {
     "expm1": gpu_exponential.expm1, "log2": gpu_exponential.log2, "log10": gpu_exponential.log10,
-    "log1p": gpu_exponential.log1p, "pow": gpu_exponential.power,
+    "log1p": gpu_exponential.log1p, "logaddexp": gpu_exponential.logaddexp, "pow": gpu_exponential.power,
     "sinh": gpu_exponential.sinh, "cosh": gpu_exponential.cosh, "asinh": gpu_exponential.asinh,
     "acosh": gpu_exponential.acosh, "atanh": gpu_exponential.atanh,
     "sin": gpu_trigonometry.sin, "cos": gpu_trigonometry.cos, "tan": gpu_trigonometry.tan,
@@ -77,7 +77,7 @@ _OF_ANY_TYPE: dict[str, Formula] = {
     "erfc": gpu_special.erfc, "lgamma": gpu_special.lgamma, "hypot": gpu_special.hypot,
     "nextafter": gpu_special.nextafter,
 }  # fmt: skip
-_LONG = ("lgamma",)
+_LONG = ("lgamma", "logaddexp")  # a scan has many of the latter
 _OF_DOUBLES: dict[str, Formula] = {
     "exp": gpu_exponential.exp, "exp2": gpu_exponential.exp2, "log": gpu_exponential.log,
     "tanh": gpu_exponential.tanh, "erf": gpu_special.erf,

@@ -53,6 +53,9 @@ def running(w: Writer, kind: str, old: Operand, new: Operand) -> Operand:
 
 def _logaddexp(w: Writer, a: Operand, b: Operand) -> Operand:
     m = math.Arithmetic(w, a.dtype, a.lanes)
+    own = w.module.dialect.own.get(("logaddexp", a.dtype))
+    if own is not None:
+        return Operand(own(m, [a.text, b.text]), a.dtype, a.lanes)
     high = m.select(m.cmp("ogt", a.text, b.text), a.text, b.text)
     # Equal infinities are not apart.
     apart = m.select(m.cmp("oeq", a.text, b.text), m.c(0.0), m.i("fsub", a.text, b.text))
