@@ -14,9 +14,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from litz.loop.operator import returns_view
-from litz.ops import library
+from litz.ops import library, lower  # noqa: F401  (the latter has every row registered)
 from litz.ops.decompose import decompositions
-from litz.ops.registry import LOWERINGS
+from litz.ops.registry import IN_ORDER, LOWERINGS
 
 TREATMENTS = {
     "generated": "a kernel of Litz's own, fused with its neighbours",
@@ -151,6 +151,16 @@ def markdown() -> str:
     ]
     for name in TREATMENTS:
         lines += [f"## {name}", "", ", ".join(f"`{o}`" for o in every[name]), ""]
+    lines += [
+        "## On GPUs",
+        "",
+        "The same, but that products and convolutions are always the library's, that it scans what is one long row,",
+        "and that what adds up in an order of chance is called when torch is to be deterministic. Called are also,",
+        "since the library's kernels gather where Litz's would have threads meet:",
+        "",
+        ", ".join(f"`{name_of(o)}`" for o in sorted(IN_ORDER, key=name_of)),
+        "",
+    ]
     return "\n".join(lines)
 
 

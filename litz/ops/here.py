@@ -1,12 +1,9 @@
 """What a machine does not generate, of all that can be lowered.
 
-In: a step. Out: why the operator that it stands for is called as it is on this machine, or None. A lowering that knows
-so itself answers `Called`.
+In: a step. Out: why the operator that it stands for is called as it is on this machine, or None.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
@@ -15,16 +12,6 @@ from litz.loop.ir import Kernel, Scan, Step, Store
 from litz.target import Machine
 
 _LONG = 1 << 15  # steps of one row that a team of threads is done with soon enough
-
-
-@dataclass(frozen=True)
-class Called:
-    """A lowering's answer where the operator had better be called on this machine, and why."""
-
-    why: str
-
-
-GATHERS = Called("the library gathers, and has no need of sums by threads that meet")
 
 
 def why_not_here(step: Step, target: Machine) -> str | None:
@@ -45,4 +32,4 @@ def _depends_on_order(kernel: Kernel) -> bool:
     )
 
 
-__all__ = ["GATHERS", "Called", "why_not_here"]
+__all__ = ["why_not_here"]

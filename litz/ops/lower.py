@@ -62,9 +62,9 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
-from litz.ops.here import Called, why_not_here
+from litz.ops.here import why_not_here
 from litz.ops.refused import is_refused
-from litz.ops.registry import LOWERINGS, lowering_of
+from litz.ops.registry import IN_ORDER, LOWERINGS, lowering_of
 from litz.ops.sizes import number_held, number_sources, size_sources
 
 aten = torch.ops.aten
@@ -209,6 +209,8 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         return builder.call(node, args, kwargs, "no lowering")
     if not _typed(args, node.meta.get("val")):
         return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
+    if target in IN_ORDER and not builder.ctx.target.walks_in_order:
+        return builder.call(node, args, kwargs, "the library gathers, and has no need of sums by threads that meet")
     try:
         made = len(builder.steps)
         result = lowering(builder, node, *args, **kwargs)
@@ -221,8 +223,6 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         ) from error  # fmt: skip
     if result is NotImplemented:
         return builder.call(node, args, kwargs, "this form has no lowering")
-    if isinstance(result, Called):
-        return builder.call(node, args, kwargs, result.why)
     why = _why_not(builder, made)
     if why is not None:
         del builder.steps[made:]

@@ -14,7 +14,6 @@ from litz.loop.expr import ZERO, Expr, Value, expr, is_below
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
-from litz.ops.here import GATHERS
 from litz.ops.registry import lowers
 from litz.ops.window import inside
 
@@ -69,6 +68,7 @@ def replication_pad(b: Builder, node: fx.Node, x: View, pad: Sequence[int]) -> A
     aten.reflection_pad1d_backward.default,
     aten.reflection_pad2d_backward.default,
     aten.reflection_pad3d_backward.default,
+    in_order=True,
 )
 def reflection_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int]) -> Any:
     return _bent_back(b, node, grad, x, pad, _mirrored)
@@ -78,6 +78,7 @@ def reflection_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad:
     aten.replication_pad1d_backward.default,
     aten.replication_pad2d_backward.default,
     aten.replication_pad3d_backward.default,
+    in_order=True,
 )
 def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int]) -> Any:
     return _bent_back(b, node, grad, x, pad, _nearest)
@@ -85,8 +86,6 @@ def replication_pad_backward(b: Builder, node: fx.Node, grad: View, x: View, pad
 
 def _bent_back(b: Builder, node: fx.Node, grad: View, x: View, pad: Sequence[int], bend: Bend) -> Any:
     """Each element of the padded tensor adds its gradient where it was read."""
-    if not b.ctx.target.walks_in_order:
-        return GATHERS
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)
     outer = len(x.sizes) - len(pad) // 2

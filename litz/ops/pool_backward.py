@@ -20,7 +20,6 @@ from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
-from litz.ops.here import GATHERS
 from litz.ops.index import flatten, unflatten
 from litz.ops.norm import over
 from litz.ops.pool import Spans
@@ -118,7 +117,8 @@ def max_pool_backward(
     spatial = 2 if node.target is aten.max_pool2d_with_indices_backward.default else 3
     if not _measured(grad, indices):
         return NotImplemented
-    if _strided_gather(node.meta["val"], spread(stride, spatial, spread(kernel, spatial))):
+    strides = spread(stride, spatial, spread(kernel, spatial))
+    if b.ctx.target.walks_in_order and _strided_gather(node.meta["val"], strides):
         return _add_to_winners(b, node, grad, indices, spatial)
     kernel = spread(kernel, spatial)
     stride, padding, dilation = spread(stride, spatial, kernel), spread(padding, spatial), spread(dilation, spatial)
@@ -144,6 +144,7 @@ def max_pool_backward(
     aten.adaptive_max_pool3d_backward.default,
     aten.fractional_max_pool2d_backward.default,
     aten.fractional_max_pool3d_backward.default,
+    in_order=True,
 )
 def max_backward(b: Builder, node: fx.Node, grad: View, x: View, *rest: Any) -> Any:
     return _add_to_winners(b, node, grad, rest[-1], 3 if "3d" in str(node.target) else 2)
@@ -154,8 +155,6 @@ def _add_to_winners(b: Builder, node: fx.Node, grad: View, indices: View, spatia
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     if not is_float(dtype):
         return NotImplemented
-    if not b.ctx.target.walks_in_order:
-        return GATHERS
     made = update.started(b, fake, 0, dtype)
     outer = len(grad.sizes) - spatial
     plane = made.sizes[outer:]

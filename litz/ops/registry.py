@@ -9,12 +9,14 @@ import torch
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[torch._ops.OpOverload, Lowering] = {}
+IN_ORDER: set[torch._ops.OpOverload] = set()  # operators that are lowered only where steps are walked in order
 
 
-def lowers(*targets: torch._ops.OpOverload | None) -> Callable[[Lowering], Lowering]:
+def lowers(*targets: torch._ops.OpOverload | None, in_order: bool = False) -> Callable[[Lowering], Lowering]:
     """Register a lowering `f(builder, node, *args, **kwargs)`; NotImplemented from it has the operator called.
 
-    An operator that this version of torch does not have is given as None and skipped.
+    An operator that this version of torch does not have is given as None and skipped. `in_order`: where steps are not
+    walked in order, the operator had better be called.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -23,6 +25,8 @@ def lowers(*targets: torch._ops.OpOverload | None) -> Callable[[Lowering], Lower
                 continue
             assert target not in LOWERINGS, f"{target} is lowered twice"
             LOWERINGS[target] = function
+            if in_order:
+                IN_ORDER.add(target)
         return function
 
     return register

@@ -17,7 +17,6 @@ from litz.loop.expr import Expr, Value, expr
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val, sizes_of
-from litz.ops.here import GATHERS
 from litz.ops.registry import lowers
 from litz.ops.resample import Mix, aligned_ratio, nearest, ratio_of
 
@@ -30,8 +29,6 @@ def _spread_back(
     b: Builder, node: fx.Node, grad: View, spatial: int, shares: Callable[[Body, Expr, int, str], Shares]
 ) -> Any:
     """`shares(body, o, d, dtype)`: what output position `o` of spatial dimension `d` was read from."""
-    if not b.ctx.target.walks_in_order:
-        return GATHERS
     fake, dtype = node.meta["val"], compute_type(grad.dtype)
     made = update.started(b, fake, 0, dtype)
     outer = len(grad.sizes) - spatial
@@ -69,6 +66,7 @@ def _nearest_backward(b: Builder, node: fx.Node, grad: View, scales: Sequence[fl
     aten.upsample_nearest1d_backward.default,
     aten.upsample_nearest2d_backward.default,
     aten.upsample_nearest3d_backward.default,
+    in_order=True,
 )
 def upsample_nearest_backward(b: Builder, node: fx.Node, grad: View, out: Any, size: Any, *scales: float | None) -> Any:
     return _nearest_backward(b, node, grad, scales, False)
@@ -78,6 +76,7 @@ def upsample_nearest_backward(b: Builder, node: fx.Node, grad: View, out: Any, s
     aten._upsample_nearest_exact1d_backward.default,
     aten._upsample_nearest_exact2d_backward.default,
     aten._upsample_nearest_exact3d_backward.default,
+    in_order=True,
 )
 def upsample_nearest_exact_backward(
     b: Builder, node: fx.Node, grad: View, out: Any, size: Any, *scales: float | None
@@ -90,6 +89,7 @@ def upsample_nearest_exact_backward(
     aten.upsample_linear1d_backward.default,
     aten.upsample_bilinear2d_backward.default,
     aten.upsample_trilinear3d_backward.default,
+    in_order=True,
 )
 def upsample_linear_backward(
     b: Builder, node: fx.Node, grad: View, out: Any, size: Any, align_corners: bool, *scales: float | None
@@ -123,7 +123,7 @@ def cubic_shares(t: Val) -> list[Val]:
     return [_within_two(t + 1), _within_one(t), _within_one(1 - t), _within_two(2 - t)]
 
 
-@lowers(aten.upsample_bicubic2d_backward.default)
+@lowers(aten.upsample_bicubic2d_backward.default, in_order=True)
 def upsample_bicubic_backward(
     b: Builder, node: fx.Node, grad: View, out: Any, size: Any, align_corners: bool, *scales: float | None
 ) -> Any:

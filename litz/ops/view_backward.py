@@ -14,7 +14,6 @@ from litz.loop.expr import ONE, ZERO, Expr, expr, is_nonnegative
 from litz.loop.ir import View
 from litz.ops import update
 from litz.ops.builder import Body, Builder, Point, Val
-from litz.ops.here import GATHERS
 from litz.ops.registry import lowers
 from litz.ops.scatter import diagonal_length, stepped
 from litz.ops.window import conjunction
@@ -80,7 +79,7 @@ def select_backward(b: Builder, node: fx.Node, grad: View, sizes: Sequence[int],
     return b.pointwise(node.meta["val"], formula)
 
 
-@lowers(aten.unfold_backward.default)
+@lowers(aten.unfold_backward.default, in_order=True)
 def unfold_backward(
     b: Builder, node: fx.Node, grad: View, sizes: Sequence[int], dim: int, size: int, stride: int
 ) -> Any:
@@ -95,8 +94,6 @@ def unfold_backward(
     seen = _spread(grad, [*kept[:dim], windows, *kept[dim + 1 :], b.size_expr(size)])
     if seen is None:
         return NotImplemented
-    if not b.ctx.target.walks_in_order:
-        return GATHERS
     made = update.started(b, fake, 0, dtype)
     kind = "put" if stride >= size else "sum"
     others = [d for d in range(len(sizes)) if d != dim]
