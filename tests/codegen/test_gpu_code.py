@@ -162,7 +162,8 @@ def test_accesses_that_do_not_lie_side_by_side() -> None:
 
 def test_functions_of_one_number() -> None:
     x = torch.cat([torch.linspace(-100, 100, 801), torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40])])
-    run_function(lambda x: (x.exp(), x.sigmoid(), x.tanh(), F.gelu(x), x.erf(), F.silu(x), x.rsqrt()), x)
+    run_function(lambda x: (x.exp(), x.sigmoid(), x.tanh(), x.erf(), F.silu(x), x.rsqrt()), x)
+    run_function(F.gelu, x[x.abs() != torch.inf])  # of which eager makes this or that, from place to place
 
 
 def test_an_index_out_of_range_is_a_fault() -> None:
