@@ -60,6 +60,7 @@ class Emulated:
         binding, host = llvm(), detect(threads=1)
         machine = binding.Target.from_default_triple().create_target_machine(host.cpu, host.features, opt=1)
         module = binding.parse_assembly(self.code.text)
+        module.verify()
         module.triple, module.data_layout = machine.triple, str(machine.target_data)
         builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=0))
         builder.getModulePassManager().run(module, builder)

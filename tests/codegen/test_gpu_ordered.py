@@ -327,6 +327,15 @@ def test_a_scan_reads_and_writes_16_bytes_at_a_time() -> None:
     assert "shfl.sync.bfly" in ptx and "shfl.sync.idx" in ptx and ".local" not in ptx
 
 
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize("length", [7, 70, 1000, 5000])
+def test_scans_go_through_all_of_llvm(length: int, along: str) -> None:
+    """Which finds fault with what is used where it is not known to have been computed."""
+    for rows in (3, 33, 40_000):
+        program = scan("max", rows, length, along)
+        assert ".local" not in ptx_of(program.kernels[0], program.buffers)
+
+
 def test_scans_of_models() -> None:
     """Positions from a mask, and places in line at an expert, as models compute them."""
     mask = torch.rand(3, 70) > 0.3

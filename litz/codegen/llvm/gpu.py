@@ -64,6 +64,7 @@ class _Function:
         self.me = "0" if rows.team == 1 else self.w.let(f"and i32 {thread}, {rows.team - 1}")
         group = self.w.let(f"lshr i32 {thread}, {rows.team.bit_length() - 1}") if rows.team > 1 else thread
         self.unit = self._unit(block, group)
+        self.members = self._members(thread)
         me = self.me if self.me == "0" else self._wide(self.me)
         self.rows = Rows(rows, self.w, frame, me, *((self._across_team, self._before_me) if rows.team > 1 else ()))
         self.shared = 0
@@ -217,17 +218,14 @@ class _Function:
     def _shuffle(self, half: str, how: str, with_whom: str) -> str:
         function = f"@llvm.nvvm.shfl.sync.{how}.i32"
         self.module.declare(f"declare i32 {function}(i32, i32, i32, i32)")
-        return self.w.let(f"call i32 {function}(i32 {self._members()}, i32 {half}, i32 {with_whom}, i32 31)")
+        return self.w.let(f"call i32 {function}(i32 {self.members}, i32 {half}, i32 {with_whom}, i32 31)")
 
-    def _members(self) -> str:
-        """The threads of the warp that take part: of short teams, those of this one alone."""
+    def _members(self, thread: str) -> str:
+        """The threads of the warp that take part in what a team exchanges: of short teams, those of this one alone."""
         team = self.plan.rows.team
-        if team >= WARP:
+        if team == 1 or team >= WARP:
             return "-1"
-        if not hasattr(self, "_mask"):
-            lane = self.w.let(f"and i32 {self._register('tid')}, {WARP - team}")
-            self._mask = self.w.let(f"shl i32 {(1 << team) - 1}, {lane}")
-        return self._mask
+        return self.w.let(f"shl i32 {(1 << team) - 1}, {self.w.let(f'and i32 {thread}, {WARP - team}')}")
 
     def _bits(self, value: Operand) -> str:
         word = _word(value)
