@@ -13,12 +13,15 @@ from torch import fx
 from litz.loop.dtype import compute_type
 from litz.loop.expr import Value, expr
 from litz.loop.ir import View
-from litz.ops.builder import Body, Builder, Point, Val, numel, sizes_of
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel, sizes_of
 from litz.ops.index import flatten
 from litz.ops.registry import lowers
 from litz.ops.update import finished, started, walk
 
 aten = torch.ops.aten
+
+_CROWD = 16  # places that take a row, beyond which it is summed in shares
+_MOST_SHARES = 64
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -29,25 +32,48 @@ def embedding_dense_backward(
     rounds, is_large = dtype != grad.dtype, sizes_of(fake)[0].hint > numel(indices.sizes).hint
     if at_once and rounds and is_large and not scale_grad_by_freq:
         return _summed_where_taken(b, fake, grad, indices, padding)
-    made = started(b, fake, 0, dtype)
+    shares = _shares(fake, indices) if at_once else 1
+    made = started(b, fake, 0, dtype) if shares == 1 else _started_in_shares(b, fake, shares, dtype)
+    table = View(made.buffer, dtype, sizes_of(fake), made.strides[-2:])
     if scale_grad_by_freq:
-        seen = b.scratch(made.sizes[:1], "i64")
+        seen = b.scratch(table.sizes[:1], "i64")
         b.pointwise(fake, lambda body, point: body.const(0, "i64"), out=seen)
         walk(b, (), (), indices.sizes, lambda body, _, inner: _count(body, seen, indices, inner))
 
     def step(body: Body, outer: Point, inner: Point) -> None:
         index = body.load(indices, inner)
-        row = body.position(index, made.sizes[0], wrap=False)
+        row = body.position(index, table.sizes[0], wrap=False)
         value = body.cast(body.load(grad, (*inner, *outer)), dtype)
         if scale_grad_by_freq:
             value = value / body.cast(body.load(seen, (row,)), dtype)
         if padding >= 0:
             # Minus zero changes nothing, and is not even added where threads would have to wait for one another.
             value = body.where(index.eq(padding), body.const(-0.0 if at_once else 0, dtype), value)
-        body.update(made, (row, *outer), "sum", value)
+        share = () if shares == 1 else (flatten(inner, indices.sizes) % shares,)
+        body.update(made, (*share, row, *outer), "sum", value)
 
-    walk(b, made.sizes[1:], made.strides[1:], indices.sizes, step)
-    return finished(b, fake, made)
+    walk(b, table.sizes[1:], table.strides[1:], indices.sizes, step)
+    return finished(b, fake, made) if shares == 1 else _sum_of_shares(b, fake, made)
+
+
+def _shares(fake: torch.Tensor, indices: View) -> int:
+    """How many tables are summed apart, a power of two: where many places took few rows, they would wait for one
+    another at them."""
+    crowd = numel(indices.sizes).hint // (_CROWD * max(1, sizes_of(fake)[0].hint))
+    return 1 << (max(1, min(crowd, _MOST_SHARES)).bit_length() - 1)
+
+
+def _started_in_shares(b: Builder, fake: torch.Tensor, shares: int, dtype: str) -> View:
+    made = b.scratch((shares, *sizes_of(fake)), dtype)
+    return b.pointwise(fake, lambda body, point: body.const(0, dtype), out=made)
+
+
+def _sum_of_shares(b: Builder, fake: torch.Tensor, made: View) -> View:
+    out, space, body = b.allocate(fake), Space(), Body()
+    point = space.over(out.sizes, out.strides)
+    body.store(out, point, body.reduce("sum", body.load(made, (space.reduce_over(made.sizes[0]), *point))))
+    b.emit(space, body)
+    return out
 
 
 def _count(body: Body, seen: View, indices: View, at: Point) -> None:
