@@ -15,6 +15,7 @@ from litz.codegen.llvm.build import object_of
 from litz.codegen.llvm.writer import Module
 from litz.codegen.plan_gpu import plan_for_gpu
 from litz.loop.ir import Call, Kernel
+from litz.loop.parse import parse_program
 from litz.target import GpuTarget, detect
 from tests.codegen import emulate
 from tests.codegen.emulate import Ran, WrongOnGpu, program_of, run, run_function
@@ -195,6 +196,22 @@ def test_indices_of_several_dimensions() -> None:
 def test_nothing_to_put() -> None:
     none = torch.empty(0, dtype=torch.int64)
     generated(lambda x, i, s: x.index_add(0, i, s) + 1, torch.randn(5, 3), none, torch.empty(0, 3))
+
+
+@pytest.mark.parametrize("places, columns", [(1, 1), (70, 33), (9, 300)])
+def test_any_number_of_places(places: int, columns: int) -> None:
+    program = parse_program("""sizes m, n
+program(x: bf16[m*n], i: i64[m], y: bf16[20*n]) -> (y: bf16[20, n])
+kernel add
+  for i0 < n parallel, r0 < m reduce:
+    v0: i64 = load i[r0]
+    v1: i64 = check v0 < 20
+    v2: bf16 = load x[n*r0 + i0]
+    update sum y[n*v1 + i0] = v2
+""")
+    index = torch.arange(places) % 20 - 20
+    given = [torch.randn(places * columns).bfloat16(), index, torch.randn(20 * columns).bfloat16()]
+    assert run(program, given, {"m": places, "n": columns}, atol=0.1).kernels == 1
 
 
 def test_an_index_out_of_range_is_a_fault() -> None:
