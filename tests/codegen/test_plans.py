@@ -189,7 +189,7 @@ def gpu_rows(kernel: Kernel, **changes: object) -> GpuPlan:
 
 
 def test_what_is_never_computed() -> None:
-    refused(layer_norm(2, 1024), lambda k: gpu_rows(k, copies=3), r"held row: i0 = 0, r0 = 768 is computed never")
+    refused(layer_norm(2, 1024), lambda k: gpu_rows(k, copies=3), r"pass 0: i0 = 0, r0 = 768 is computed never")
     refused(layer_norm(2, 1024), lambda k: gpu_rows(k, team=16), r"r0 = 512 is computed never; of 2048 points, 1024")
     refused(pointwise(1 << 18), lambda k: gpu_rows(k, copies=1), r"before pass 0: i0 = 65536 is computed never")
     refused(reduction("sum", 2, 100), lambda k: replace(for_cpu(16)(k), team=2), r"pass 0: i0 = 0, r0 = 4 is comp")
@@ -201,7 +201,6 @@ def test_what_is_computed_twice() -> None:
 
 
 def test_what_is_not_there() -> None:
-    refused(softmax(4, 20), lambda k: gpu_rows(k, lanes=8), r"r0 = 20 is computed, and there are 20")
     # All pieces are taken to be whole where they divide the axis.
     refused(pointwise(1 << 18), lambda k: gpu_rows(k, copies=8), "there are 262144")
 
@@ -223,7 +222,7 @@ def test_what_a_pass_lacks() -> None:
 
 
 def test_blocks_that_cannot_be() -> None:
-    refused(softmax(4, 32000), lambda k: replace(plan_for_gpu(k), block=1024), "2 teams of several warps share a block")
+    refused(softmax(4, 8192), lambda k: replace(plan_for_gpu(k), block=1024), "4 teams of several warps share a block")
     refused(softmax(4, 64), lambda k: replace(plan_for_gpu(k), block=8), "does not hold teams of 16")
     refused(softmax(4, 64), lambda k: replace(plan_for_gpu(k), block=2048), "a block of 2048 threads")
     refused(softmax(4, 64), lambda k: gpu_rows(k, team=12), "12 threads in a team are no power of two")

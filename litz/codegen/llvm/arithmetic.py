@@ -56,3 +56,12 @@ class Arithmetic:
         for coefficient in reversed(coefficients[:-1]):
             total = self.fma(total, x, self.c(coefficient))
         return total
+
+    def dividing_by(self, b: str) -> tuple[str, str]:
+        """Two factors that divide many numbers by `b`, all but rounding. Neither is infinite unless `b` is zero."""
+        tiny = self.cmp("olt", self.fabs(b), self.c(_TINY))
+        scale = self.select(tiny, self.c(_LARGE), self.c(1.0))
+        return scale, self.i("fdiv", self.c(1.0), self.i("fmul", b, scale))
+
+
+_TINY, _LARGE = 2.0**-120, 2.0**100  # the reciprocal of less would be infinite, or nearly so

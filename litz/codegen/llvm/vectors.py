@@ -11,10 +11,10 @@ from litz.codegen.llvm.writer import Operand, Writer
 
 
 def vectors(
-    w: Writer, lanes: int, start: str, stop: str, copies: int, team: int = 1, me: str = "0"
+    w: Writer, lanes: int, start: str, stop: str, copies: int, team: int = 1, me: str = "0", divided: bool = False
 ) -> Iterator[tuple[str, int, Operand | None]]:
     """Loops from `start` to `stop`: several vectors at a time, then one at a time with the mask of its live lanes. Of a
-    team, thread `me` has every `team`th vector; all its threads go round equally often."""
+    team, thread `me` has every `team`th vector; all its threads go round equally often. `divided`: by whole vectors."""
     one = lanes * team
     step = copies * one
     mine = w.mul(me, str(lanes))
@@ -27,7 +27,7 @@ def vectors(
         if whole < length:
             with w.loop(str(int(start) + whole), stop, one) as v:
                 v = w.add(v, mine)
-                yield v, 1, live_of(w, v, stop, lanes, team, ragged=length % one != 0)
+                yield v, 1, live_of(w, v, stop, lanes, divided, ragged=length % one != 0)
         return
     length_text = w.let(f"sub i64 {stop}, {start}")
     if step & (step - 1):
@@ -39,14 +39,14 @@ def vectors(
         yield w.add(v, mine), copies, None
     with w.loop(middle, stop, one) as v:
         v = w.add(v, mine)
-        yield v, 1, live_of(w, v, stop, lanes, team)
+        yield v, 1, live_of(w, v, stop, lanes, divided)
 
 
-def live_of(w: Writer, v: str, stop: str, lanes: int, team: int, ragged: bool = True) -> Operand | None:
-    """What is live of the vector at `v`. Teams have vectors that divide the axis: all of one is live, or nothing."""
+def live_of(w: Writer, v: str, stop: str, lanes: int, whole: bool, ragged: bool = True) -> Operand | None:
+    """What is live of the vector at `v`: where vectors divide the axis, all of one is, or nothing."""
     if not ragged:
         return None
-    if team > 1 or lanes == 1:
+    if whole or lanes == 1:
         return Operand(w.let(f"icmp slt i64 {v}, {stop}"), "b1", 1)
     return w.lanes_below(v, stop, lanes)
 

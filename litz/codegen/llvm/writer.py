@@ -85,6 +85,7 @@ class Dialect:
     aligned: int = 0  # bytes to which buffers are: the access of a vector is one where it is known to be aligned
     branches: bool = False  # what is not live is branched around
     own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
+    coarse: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # for what is rounded anyway
     fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
 
 
