@@ -153,7 +153,7 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
     words = max(1, sum(max(2, DTYPES[op.dtype].bytes) for op in shared)) / 4  # that an element takes
     most = int(_PACKED_REGISTERS / words) // lanes  # vectors that there are registers for
     likes = max(1, min(_ROW_VALUES // lanes, most))
-    packs = most > 0 and may_be_held(kernel, vector, passes)
+    packs = bool(shared) and most > 0 and may_be_held(kernel, vector, passes)
     widest = _WIDEST_TEAM if not packs or -(-vectors // _WIDEST_TEAM) <= most else _MOST_THREADS
     team = 1
     while team < min(vectors, WARP) or (team < widest and -(-vectors // team) > likes):

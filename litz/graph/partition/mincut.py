@@ -79,9 +79,15 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     saved = [n for n in tensors if n in written or (n not in place and n not in number)]
     # An input that the forward writes to is kept as it was before.
     copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
+    types = {n: _narrow_type(n) for n in saved}
+    narrow = {n: _narrowed(graph, n, dtype) for n, dtype in types.items() if dtype is not None}
+    copies |= narrow
     effects = [n for n in graph.nodes if _must_run(n)]
     returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
     forward = _extract(joint.graph, primals, returned, [n for n in effects if n not in late])
+    for node, fewer_bits in narrow.items():
+        _widened_again(graph, node, fewer_bits)
+    saved = [narrow.get(n, n) for n in saved]
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [n for n in effects if n in late], late)
     return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
@@ -228,7 +234,38 @@ def _price(node: fx.Node, alive: set[fx.Node]) -> int:
         return 1
     if not isinstance(value, torch.Tensor) or is_view(node):
         return INFINITE
+    narrow = _narrow_type(node)
+    if narrow is not None:
+        return 1 + likely(value.numel()) * narrow.itemsize  # rather what it was cast from, which is there already
     return max(2, likely(value.numel()) * value.element_size())
+
+
+_EXACT_IN = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (torch.float32, torch.float64),
+             torch.float32: (torch.float64,)}  # fmt: skip
+
+
+def _narrow_type(node: fx.Node) -> torch.dtype | None:
+    """The type that holds all of a value which was cast from fewer bits."""
+    if node.op != "call_function" or node.target is not aten._to_copy.default:
+        return None
+    source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+    return source if node.meta["val"].dtype in _EXACT_IN.get(source, ()) else None
+
+
+def _narrowed(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    with graph.inserting_after(node):
+        narrow = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    narrow.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+    return narrow
+
+
+def _widened_again(graph: fx.Graph, node: fx.Node, narrow: fx.Node) -> None:
+    """All who read the node read what is made of the narrow one instead."""
+    with graph.inserting_after(narrow):
+        wide = graph.call_function(aten._to_copy.default, (narrow,), {"dtype": node.meta["val"].dtype})
+    wide.meta = dict(node.meta)
+    for user in [user for user in node.users if user is not narrow]:
+        user.replace_input_with(node, wide)
 
 
 def _is_backward(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from litz.graph.rules.attention_training import ATTENTION_TRAINING
 from litz.graph.rules.conv_bn import CONV_BN
 from litz.graph.rules.conv_bn_pre_grad import CONV_BN_PRE_GRAD
 from litz.graph.rules.gpu import GPU
+from litz.graph.rules.loss import LOSS
 from litz.graph.rules.noop import NOOP
 from litz.graph.rules.softmax import SOFTMAX
 from litz.graph.rules.softmax_pre_grad import SOFTMAX_PRE_GRAD
@@ -20,7 +21,7 @@ from litz.graph.rules.unique_index import UNIQUE_INDEX
 
 _ATTENTION_PRE_GRAD: Rules = ATTENTION_PRE_GRAD + ATTENTION_MASKS_PRE_GRAD
 PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + _ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
-JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
+JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN + LOSS
 POST_GRAD: Rules = NOOP + GPU
 
 SUBJECTS: dict[str, Rules] = {
@@ -28,6 +29,7 @@ SUBJECTS: dict[str, Rules] = {
     "attention": ATTENTION + ATTENTION_TRAINING + _ATTENTION_PRE_GRAD,
     "conv_bn": CONV_BN + CONV_BN_PRE_GRAD,
     "gpu": GPU,
+    "loss": LOSS,
     "noop": NOOP,
     "softmax": SOFTMAX + SOFTMAX_PRE_GRAD,
     "split_cat": SPLIT_CAT + SPLIT_CAT_PRE_GRAD,
