@@ -14,6 +14,7 @@ import torch
 from litz.codegen.llvm.shim import DEVICE_SLOT, STREAM_SLOT
 from litz.errors import CallError, RunFailed
 from litz.runtime.arena import ARENA, EMPTY, Block
+from litz.runtime.driver import make_current
 from litz.target import GpuTarget, Machine
 
 # The same as `torch.empty_strided`, of sizes, strides and type, for less than half of what that costs a call.
@@ -69,6 +70,7 @@ class Gpu:
         if torch._C._cuda_getDevice() != self._index:
             other = CallError(f"what is called was compiled for {self.device}, and the current device is another")
             raise RunFailed(other, in_time=True)
+        make_current()
         device, stream = self._slots
         slots[device] = self._index
         slots[stream] = torch._C._cuda_getCurrentRawStream(self._index)

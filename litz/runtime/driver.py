@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
@@ -26,6 +27,7 @@ class Kernels:
     """Kernels on the current device, in the order of the PTX that they come from."""
 
     def __init__(self, modules: Sequence[bytes]):
+        make_current()
         self.handles: list[int] = []
         for ptx in modules:
             name = _ENTRY.search(ptx)
@@ -37,6 +39,25 @@ class Kernels:
             _check(_cuda().cuModuleGetFunction(ctypes.byref(function), module, name[1]), "a kernel is missing")
             assert function.value is not None
             self.handles.append(function.value)
+
+
+_HERE = threading.local()
+
+
+def make_current() -> None:
+    """Have torch's context of its current device be this thread's too. A thread that has not asked CUDA's runtime for
+    anything has none, as autograd's have where a backward is the first thing they do."""
+    import torch
+
+    index = torch.cuda.current_device()
+    if getattr(_HERE, "device", None) == index:
+        return
+    context = ctypes.c_void_p()
+    _check(_cuda().cuCtxGetCurrent(ctypes.byref(context)), "the driver does not answer")
+    if context.value is None:
+        _check(_cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), index), f"there is no context of GPU {index}")
+        _check(_cuda().cuCtxSetCurrent(context), f"the context of GPU {index} cannot be this thread's")
+    _HERE.device = index
 
 
 def _unload(module: int) -> None:
@@ -58,4 +79,4 @@ def _cuda() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-__all__ = ["Kernels", "is_ptx"]
+__all__ = ["Kernels", "is_ptx", "make_current"]

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import gcd
 
+from litz.codegen.coarse import Coarse
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.reduction import combine
@@ -43,7 +44,7 @@ class Scope:
     values: dict[str, list[Operand]] = field(default_factory=dict)
     error: str = "%error"
     sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
-    coarse: frozenset[str] = frozenset()  # values that need not be good to their last place
+    coarse: Mapping[str, Coarse] = field(default_factory=dict)  # values that need not be good to their last place
 
     # -- values -------------------------------------------------------------------------------------
     def wide(self, name: str) -> bool:
@@ -86,6 +87,8 @@ class Scope:
             index = self.index(op.expr, copy, lanes)
             return math.inline(self.writer, "cast", [index], op.dtype) if op.dtype != "i64" else index
         if isinstance(op, Apply):
+            if (known := self.coarse.get(op.name)) is not None and known.difference is not None:
+                return self._exp_of_difference([self.get(a, copy) for a in known.difference.args], lanes)
             return self.apply(op, [self.get(a, copy) for a in op.args], lanes)
         assert isinstance(op, Check)
         return self._check(op, copy, lanes)
@@ -123,12 +126,17 @@ class Scope:
             return None
         arithmetic = math.Arithmetic(w, op.dtype, lanes)
         if op.op == "div" and lanes > 1 and args[1].lanes == 1:
-            factors = math.Arithmetic(w, op.dtype, 1).dividing_by(args[1].text)
+            factors = math.Arithmetic(w, op.dtype, 1).dividing_by(args[1].text, self.coarse[op.name].least_one)
             text = w.splat(args[0], lanes).text
             for factor in factors:
                 text = arithmetic.i("fmul", text, w.splat(Operand(factor, op.dtype, 1), lanes).text)
             return Operand(text, op.dtype, lanes)
         return Operand(function(arithmetic, [w.splat(a, lanes).text for a in args]), op.dtype, lanes)
+
+    def _exp_of_difference(self, args: list[Operand], lanes: int) -> Operand:
+        w = self.writer
+        function = w.module.dialect.coarse["exp of difference", "f32"]
+        return Operand(function(math.Arithmetic(w, "f32", lanes), [w.splat(a, lanes).text for a in args]), "f32", lanes)
 
     def size(self, e: Expr) -> str:
         """An expression in sizes alone."""

@@ -80,6 +80,13 @@ def _coarse_exp(m: Arithmetic, args: Sequence[str]) -> str:
     return _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.i("fmul", args[0], m.c(_LOG2E)))
 
 
+def _coarse_exp_of_difference(m: Arithmetic, args: Sequence[str]) -> str:
+    # What is subtracted is often the same for a whole row, and multiplied once for it.
+    a, b = args
+    less = m.w.let(f"fneg {m.t} {m.i('fmul', b, m.c(_LOG2E))}")
+    return _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.fma(a, m.c(_LOG2E), less))
+
+
 def _coarse_sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
     e = _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.i("fmul", args[0], m.c(-_LOG2E)))
     return _one_over(m, [m.i("fadd", e, m.c(1.0))])
@@ -125,7 +132,8 @@ def _coarse_div(m: Arithmetic, args: Sequence[str]) -> str:
 
 
 COARSE: dict[tuple[str, str], Own] = {
-    ("exp", "f32"): _coarse_exp, ("sigmoid", "f32"): _coarse_sigmoid, ("tanh", "f32"): _coarse_tanh,
+    ("exp", "f32"): _coarse_exp, ("exp of difference", "f32"): _coarse_exp_of_difference,
+    ("sigmoid", "f32"): _coarse_sigmoid, ("tanh", "f32"): _coarse_tanh,
     ("normal_cdf", "f32"): _coarse_normal_cdf, ("div", "f32"): _coarse_div,
 }  # fmt: skip
 
