@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.nn import functional as F
 
 from litz.codegen.plan_gpu import plan_for_gpu
+from litz.codegen.turned import plan_turned
 from litz.context import Context
 from litz.loop.dtype import to_torch
 from litz.loop.ir import Kernel, Program
@@ -120,6 +121,26 @@ def test_columns_whose_steps_are_shared(dtype: torch.dtype) -> None:
 
 def test_columns_over_several_axes() -> None:
     run_function(lambda x: (x.sum((0, 2)), x.amax((0, 1))), torch.randn(6, 50, 20, 16))
+
+
+TURNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
+    "whole tiles": (lambda x: x.t().contiguous(), (256, 512)),
+    "tiles at the end": (lambda x: x.t().contiguous(), (300, 500)),
+    "odd sizes": (lambda x: x.t().contiguous() * 2, (257, 333)),
+    "a batch": (lambda x: x.transpose(1, 2).contiguous(), (3, 192, 130)),
+    "two of them": (lambda x: x[:, :256].t() + x[:, 256:].t() * x[:, :256], (256, 512)),
+    "with a mask": (lambda x: F.pad(x.t(), (0, 7, 3, 0)).contiguous(), (250, 512)),
+    "channels": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 96, 20, 20)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize("name", TURNED)
+def test_what_is_read_across_the_rows_it_writes(name: str, dtype: torch.dtype) -> None:
+    function, shape = TURNED[name]
+    program, _ = emulate.program_of(function, [torch.zeros(shape, dtype=dtype)])
+    assert any(plan_turned(step) is not None for step in program.kernels)
+    run_function(function, (torch.randn(shape) * 9).to(dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])

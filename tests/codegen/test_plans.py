@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Union
+from typing import Any, Union
 
 import pytest
 import torch
@@ -15,15 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litz.codegen.interpret import run_plan
+from litz.codegen.interpret_turned import run_turned
 from litz.codegen.plan_cpu import plan_for_cpu
 from litz.codegen.plan_gpu import GpuPlan, plan_for_gpu
 from litz.codegen.rows import Pass, RowPlan
+from litz.codegen.turned import plan_turned
 from litz.context import Context
 from litz.errors import PlanError
 from litz.loop.dtype import to_torch
 from litz.loop.expr import expr
 from litz.loop.interpret import interpret
 from litz.loop.ir import Kernel, Program
+from litz.loop.parse import parse_program
 from litz.options import Options
 from litz.schedule.fuse import fuse
 from litz.schedule.simplify import mark_outputs, merge_axes
@@ -231,3 +234,41 @@ def test_blocks_that_cannot_be() -> None:
 
 def test_a_position_is_found_one_vector_at_a_time() -> None:
     refused(reduction("argmax", 4, 1000), lambda k: gpu_rows(k, copies=2), "v1 is a position")
+
+
+# -- tiles ----------------------------------------------------------------------------------------
+def turned(rows: int, columns: int, batch: int = 2) -> Program:
+    size = batch * rows * columns
+    return parse_program(f"""program(x: bf16[{size}], w: f32[{columns}]) -> (y: f32[{size}])
+buffer y: f32[{size}] output
+kernel turned
+  for i0 < {batch} parallel, i1 < {columns} parallel, i2 < {rows} parallel:
+    v0: bf16 = load x[{rows * columns}*i0 + {columns}*i2 + i1]
+    v1: f32 = cast v0
+    v2: f32 = load w[i1]
+    v3: f32 = mul v1, v2
+    store y[{rows * columns}*i0 + {rows}*i1 + i2] = v3
+""")
+
+
+def test_text_of_tiles() -> None:
+    (kernel,) = turned(512, 256).kernels
+    golden.check("plan_turned", str(plan_turned(kernel)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(512, 256), (100, 700), (333, 257), (64, 1024)])
+def test_tiles(rows: int, columns: int) -> None:
+    program = turned(rows, columns)
+    wanted = interpret(program, numbers(program))
+
+    def in_tiles(kernel: Kernel, *where: Any) -> None:
+        plan = plan_turned(kernel)
+        assert plan is not None
+        run_turned(plan, *where)
+
+    torch.testing.assert_close(interpret(program, numbers(program), {}, in_tiles), wanted)
+
+
+def test_what_is_not_worth_turning() -> None:
+    for program in (turned(10, 20), turned(8, 100_000), pointwise(1 << 20), layer_norm(64, 1024)):
+        assert all(plan_turned(kernel) is None for kernel in program.kernels)

@@ -1,27 +1,28 @@
 """Render a kernel for a GPU: a plan's rows, each the work of a team of threads.
 
 In: a `Kernel`. Out: one LLVM function, to become PTX, and a `Grid` that says how it is started. The function takes its
-buffers, and then the sizes known only at run time.
+buffers, and then the sizes known only at run time. What reads across the rows it writes is rendered by tiles instead
+(`gpu_turned.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from litz.codegen.coarse import coarse_values
 from litz.codegen.lanes import ACCESS_BYTES
-from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.build import GPU_TRIPLE
+from litz.codegen.llvm.gpu_function import GpuFunction, Grid
 from litz.codegen.llvm.gpu_math import COARSE, OWN
+from litz.codegen.llvm.gpu_turned import render_turned
 from litz.codegen.llvm.reduction import better_of, combine
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.vectors import live_of
-from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer, llvm_type
+from litz.codegen.llvm.writer import Dialect, Module, Operand, llvm_type
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
+from litz.codegen.turned import plan_turned
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import ONE, Expr
+from litz.loop.expr import ONE
 from litz.loop.ir import Buffer, Kernel, Load
 
 _WIDEST = 8  # bytes of the widest type
@@ -32,38 +33,25 @@ DIALECT = Dialect(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A kernel's function, the buffers it takes in order, and how many blocks of how many threads run it."""
-
-    name: str
-    buffers: tuple[str, ...]
-    blocks: Expr
-    threads: int
-
-
 def render(kernel: Kernel, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...] = ()) -> Grid:
-    plan = plan_for_gpu(kernel)
-    return _Function(plan, buffers, module, name, sizes).run()
+    turned = plan_turned(kernel)
+    if turned is not None:
+        return render_turned(turned, buffers, module, name, sizes)
+    return _RowFunction(plan_for_gpu(kernel), buffers, module, name, sizes).run()
 
 
-class _Function:
+class _RowFunction(GpuFunction):
     def __init__(self, plan: GpuPlan, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...]):
-        self.plan, self.module, self.name, self.sizes = plan, module, name, sizes
         rows = plan.rows
-        self.used = tuple(dict.fromkeys((*rows.kernel.reads, *rows.kernel.writes)))
-        self.w = Writer(module)
-        self.numbers = frozenset(b for b in self.used if buffers[b].kind == "number")
-        pointers = {b: self._held(i) if b in self.numbers else f"%b{i}" for i, b in enumerate(self.used)}
-        frame = Scope(self.w, buffers, pointers, rows.lanes, rows.vector, rows.varies)
-        frame.coarse = coarse_values(rows.kernel)
-        frame.sizes = {size: f"%s{i}" for i, size in enumerate(sizes)}
-        thread, block = self._register("tid"), self._register("ctaid")
+        super().__init__(rows.kernel, buffers, module, name, sizes, rows.varies)
+        self.plan = plan
+        frame = self.scope(rows.lanes, rows.vector)
+        thread, block = self.register("tid"), self.register("ctaid")
         # Threads that lie side by side take vectors that do: of one team, or of as many as share a block.
         near, far = self._parts(thread, rows.team if rows.shared_axis is None else plan.teams)
         self.me, self.group = (near, far) if rows.shared_axis is None else (far, near)
         self.unit = self._unit(block, self.group)
-        me = self.me if self.me == "0" else self._wide(self.me)
+        me = self.me if self.me == "0" else self.wide(self.me)
         across = self._across_team if rows.shared_axis is None else self._across_steps
         self.rows = Rows(rows, self.w, frame, me, across if rows.team > 1 else None, self._alone)
         self.shared = 0
@@ -79,25 +67,11 @@ class _Function:
         """The number of the thread's team, in 32 bits where all of them have room there."""
         teams, w = self.plan.teams, self.w
         if teams == 1:
-            return self._wide(block)
+            return self.wide(block)
         if self.plan.grid.is_int and self.plan.grid.int * teams <= 1 << 31:
             first = w.let(f"mul nuw i32 {block}, {teams}")
-            return self._wide(w.let(f"add nuw i32 {first}, {group}"))
-        return w.add(w.mul(self._wide(block), str(teams)), self._wide(group))
-
-    def _held(self, position: int) -> str:
-        """A number that the host computes is an argument by value: its memory is the host's."""
-        cell = self.w.slot("double", 8)
-        self.w.emit(f"store double %b{position}, ptr {cell}")
-        return cell
-
-    def _register(self, name: str) -> str:
-        function = f"@llvm.nvvm.read.ptx.sreg.{name}.x"
-        self.module.declare(f"declare i32 {function}()")
-        return self.w.let(f"call i32 {function}()")
-
-    def _wide(self, number: str) -> str:
-        return self.w.let(f"zext nneg i32 {number} to i64", "i")
+            return self.wide(w.let(f"add nuw i32 {first}, {group}"))
+        return w.add(w.mul(self.wide(block), str(teams)), self.wide(group))
 
     def run(self) -> Grid:
         plan, w = self.plan, self.w
@@ -118,12 +92,7 @@ class _Function:
                     self.rows.row()
                 else:
                     self._piece(w.mul(piece, str(rows.step * rows.copies)))
-        w.emit("ret void")
-        # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
-        parameters = [f"{'double' if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
-        parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
-        w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{plan.block}"')
-        return Grid(self.name, self.used, plan.grid, plan.block)
+        return self.finish(plan.grid, plan.block)
 
     def _bind(self) -> str:
         """The row that the unit is of, and which piece of it."""
@@ -173,16 +142,12 @@ class _Function:
         rows = self.plan.rows
         if any(isinstance(op, Load) and rows.vector not in rows.varies[op.name] for op in rows.kernel.body):
             if rows.team > WARP or rows.shared_axis is not None:
-                self._barrier()
+                self.barrier()
             else:
                 self.w.module.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
                 self.w.emit(f"call void @llvm.nvvm.bar.warp.sync(i32 {self._members()})")
         with self.w.when(self.w.let(f"icmp eq i32 {self.me}, 0")):
             yield
-
-    def _barrier(self) -> None:
-        self.w.module.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-        self.w.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def _across_steps(self, kind: str, value: Operand, place: Operand | None) -> tuple[Operand, Operand | None]:
         """Threads that share steps of one vector meet in shared memory: half of those left tell the other half."""
@@ -197,12 +162,12 @@ class _Function:
         left = self.plan.rows.team
         while left > 1:
             left //= 2
-            self._barrier()  # what was there has been read
+            self.barrier()  # what was there has been read
             part = w.let(f"lshr i32 {self.me}, {left.bit_length() - 1}")
             with w.when(w.let(f"icmp eq i32 {part}, 1")):
                 for number, v in enumerate(mine()):
                     self._put(number, v, self._seat(w.let(f"sub i32 {self.me}, {left}")))
-            self._barrier()
+            self.barrier()
             with w.when(w.let(f"icmp eq i32 {part}, 0")):
                 ours = mine()
                 theirs = [self._taken(number, v, self._seat(self.me)) for number, v in enumerate(ours)]
@@ -212,11 +177,11 @@ class _Function:
                     both = [*better_of(w, kind, (ours[0], ours[1]), (theirs[0], theirs[1]))]
                 for v, (_, slot) in zip(both, slots, strict=True):
                     w.emit(f"store {v.type} {v.text}, ptr {slot}")
-        self._barrier()
+        self.barrier()
         with w.when(w.let(f"icmp eq i32 {self.me}, 0")):
             for number, v in enumerate(mine()):
                 self._put(number, v, self._seat("0"))
-        self._barrier()
+        self.barrier()
         found = [self._taken(number, v, self._seat("0")) for number, v in enumerate([v for v, _ in slots])]
         return found[0], found[1] if place is not None else None
 
@@ -268,7 +233,7 @@ class _Function:
         with self.w.when(self.w.let(f"icmp eq i32 {lane}, 0")):
             for v, cell in cells:
                 self.w.emit(f"store {_word(v)} {self._bits(v)}, ptr addrspace(3) {self._cell(cell, v, warp)}")
-        self._barrier()
+        self.barrier()
         theirs = self.w.let(f"and i32 {lane}, {warps - 1}")
         found = []
         for v, cell in cells:
@@ -317,7 +282,7 @@ class _Function:
         if team >= WARP:
             return "-1"
         if not hasattr(self, "_mask"):
-            lane = self.w.let(f"and i32 {self._register('tid')}, {WARP - team}")
+            lane = self.w.let(f"and i32 {self.register('tid')}, {WARP - team}")
             self._mask = self.w.let(f"shl i32 {(1 << team) - 1}, {lane}")
         return self._mask
 
