@@ -1,7 +1,9 @@
 """Random numbers come from eager's generator, so that a seed means the same: the operators are called, on purpose.
 
 What surrounds them is generated: dropout calls for its mask alone, written straight into a buffer of ours, and
-fusion joins its product with the neighbours.
+fusion joins its product with the neighbours. On a GPU, whose generator has no more state than a counter, dropout and
+coins are drawn in kernels (`graph/replay_draws.py`), where eager's way of dealing the numbers out is known; `replayed`
+says where.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, from_torch
 from litz.loop.ir import Call, View
 from litz.ops.builder import Body, Builder, Point, Val, computed, operand
+from litz.ops.draw import Dealing, dropout_dealing
 from litz.ops.library import call, called
 from litz.ops.registry import lowers
 
@@ -24,6 +27,33 @@ _NAMES = (
     "uniform", "exponential", "geometric", "log_normal", "cauchy", "random", "poisson", "binomial", "multinomial",
     "rrelu_with_noise_functional", "_standard_gamma", "_sample_dirichlet",
 )  # fmt: skip
+
+
+_SHORT = 1 << 31  # bytes of a tensor that eager draws in one kernel
+
+
+def replayed(node: fx.Node) -> Dealing | str:
+    """How eager's kernel for GPUs deals out the numbers that the operator draws, or why that is left to it."""
+    value = node.meta["val"]
+    if node.target is aten.native_dropout.default:
+        x, p, train = node.args
+        if not isinstance(p, (int, float)):
+            return "its probability is known only at run time"
+        if p == 1 or train is False or value[0].numel() == 0:
+            return "it draws nothing"
+        return dropout_dealing(x.meta["val"], value[1])  # type: ignore[union-attr]
+    if node.target is not aten.bernoulli.p:
+        return "drawn as it is"
+    p = node.args[1]
+    if len(node.args) > 2 or node.kwargs.get("generator") is not None:
+        return "it has a generator of its own"
+    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        return "its probability is none, or known only at run time"
+    if value.dtype is torch.float64:
+        return "numbers of 64 bits are drawn in another way"
+    if any(isinstance(n, torch.SymInt) for n in value.shape) or not 0 < value.numel() * value.element_size() < _SHORT:
+        return "it has no elements, or perhaps more than eager draws at a time"
+    return Dealing(1, tuple(value.stride()))
 
 
 def _bernoulli(b: Builder, fake: torch.Tensor, p: float, generator: Any = None) -> View:
@@ -50,6 +80,12 @@ def native_dropout(b: Builder, node: fx.Node, x: View, p: float, train: bool | N
     if train is not None and not train:
         kept = b.pointwise(kept_fake, lambda body, point: operand(body, point, x, x.dtype))
         return kept, b.pointwise(mask_fake, lambda body, point: body.const(True, "b1"))
+    if b.ctx.target.drawing_threads is not None:
+        if p == 1:
+            zeros = b.pointwise(kept_fake, lambda body, point: body.const(0, x.dtype))
+            return zeros, b.pointwise(mask_fake, lambda body, point: body.const(False, "b1"))
+        why = replayed(node)
+        return b.call(node, (x, p, train), {}, why) if isinstance(why, str) else b.library(node, (x, p, train), {})
     if kept_fake.numel() == 0 or mask_fake.dtype != torch.bool:
         return NotImplemented
     mask = _bernoulli(b, mask_fake, 1 - p)
