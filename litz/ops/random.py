@@ -8,6 +8,7 @@ says where.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -89,23 +90,30 @@ def native_dropout(b: Builder, node: fx.Node, x: View, p: float, train: bool | N
     if kept_fake.numel() == 0 or mask_fake.dtype != torch.bool:
         return NotImplemented
     mask = _bernoulli(b, mask_fake, 1 - p)
-    return b.pointwise(kept_fake, _masked(x, mask, 0.0 if p == 1 else 1 / (1 - p), compute_type(x.dtype))), mask
+    return b.pointwise(kept_fake, _masked(b, x, mask, 0.0 if p == 1 else 1 / (1 - p), compute_type(x.dtype))), mask
 
 
 @lowers(aten.native_dropout_backward.default)
 def native_dropout_backward(b: Builder, node: fx.Node, grad: View, mask: View, scale: float) -> Any:
     if from_torch(node.meta["val"].dtype) is None:
         return NotImplemented
-    return b.pointwise(node.meta["val"], _masked(grad, mask, scale, computed(node.meta["val"])))
+    return b.pointwise(node.meta["val"], _masked(b, grad, mask, scale, computed(node.meta["val"])))
 
 
-def _masked(x: View, mask: View, scale: float, dtype: str) -> Any:
+def _masked(b: Builder, x: View, mask: View, scale: float, dtype: str) -> Any:
     """`x * mask * scale`, as eager computes it: a dropped NaN stays NaN."""
 
-    def formula(body: Body, point: Point) -> Val:
+    def product(body: Body, point: Point) -> Val:
         return operand(body, point, x, dtype) * operand(body, point, mask, dtype) * scale
 
-    return formula
+    def choice(body: Body, point: Point) -> Val:
+        # The same to the last bit, and to the sign of a zero: a product with one is exact.
+        chosen = body.where(operand(body, point, mask, "b1"), body.const(scale, dtype), 0.0)
+        return operand(body, point, x, dtype) * chosen
+
+    # A mask that is drawn in the same kernel is a condition, and never a number.
+    in_kernel = b.ctx.target.drawing_threads is not None
+    return choice if in_kernel and isinstance(scale, (int, float)) and 0 < scale < math.inf else product
 
 
 called(*_NAMES)
