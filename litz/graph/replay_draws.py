@@ -1,8 +1,9 @@
 """Replay draws: random operators become arithmetic on a reserved stretch of the generator's stream.
 
-In: a `Joint`. Out: the same one, edited in place, where dropout is `litz::draw`, a comparison and a product. What was
-drawn is then made again wherever it is read, in the forward and in the backward: the split keeps the two numbers that
-say where the stretch begins (`litz::reserve`), and not the mask.
+In: a `Joint`. Out: the same one, edited in place, where dropout is `litz::draw`, a comparison and a product, and coins
+and a few uniform numbers are made of `litz::draw` likewise. What was drawn is then made again wherever it is read, in
+the forward and in the backward: the split keeps the two numbers that say where the stretch begins (`litz::reserve`),
+and not the mask.
 
 Draws with no other random operator between them share one reservation, each beginning where the one before it ends; so
 the generator moves as under eager, operator by operator. Only where the target draws in kernels (`Target`).
@@ -58,17 +59,25 @@ class _Pass:
             if not isinstance(dealing, Dealing) or not self.ctx.spend(f"replay_draws at {node.name}"):
                 self.stretch = None
                 continue
-            (self._dropout if node.target is aten.native_dropout.default else self._bernoulli)(node, dealing)
+            if node.target is aten.native_dropout.default:
+                self._dropout(node, dealing)
+            elif node.target is aten.bernoulli.p:
+                self._coins(node, dealing)
+            else:
+                self._uniform(node, dealing)
             self.ctx.fired("replay_draws", __file__, replay_draws.__code__.co_firstlineno)
-        self.editor.graph_module.recompile()
+        if self.editor.created:
+            self.editor.graph_module.recompile()
 
     def _dropout(self, node: fx.Node, dealing: Dealing) -> None:
         x, p = node.args[:2]
         kept, mask = node.meta["val"]
-        drawn = self._below(node, mask, dealing, kept_below(1.0 - p, kept.dtype))  # type: ignore[operator]
-        scale = kept_scale(1.0 - p, kept.dtype)  # type: ignore[operator]
+        probability = 1.0 - p  # type: ignore[operator]
+        bits = self._bits(node, mask, dealing)
+        drawn = self._call(aten.lt.Scalar, bits, kept_below(probability, kept.dtype), like=node)
         # What the backward does to gradients, the forward does to values.
-        product = self.editor.call(aten.native_dropout_backward.default, (x, drawn, scale), {}, node, node)
+        scale = kept_scale(probability, kept.dtype)
+        product = self._call(aten.native_dropout_backward.default, x, drawn, scale, like=node)
         product.meta["val"] = kept
         for part in list(node.users):
             assert part.target is operator.getitem
@@ -76,32 +85,49 @@ class _Pass:
             self.editor.graph.erase_node(part)
         self.editor.graph.erase_node(node)
 
-    def _bernoulli(self, node: fx.Node, dealing: Dealing) -> None:
-        value = node.meta["val"]
-        drawn = self._below(node, value, dealing, kept_below(node.args[1], value.dtype))  # type: ignore[arg-type]
-        if value.dtype is not torch.bool:
-            drawn = self.editor.call(aten._to_copy.default, (drawn,), {"dtype": value.dtype}, node, node)
-            drawn.meta["val"] = value
+    def _coins(self, node: fx.Node, dealing: Dealing) -> None:
+        value, p = node.meta["val"], node.args[1]
+        bits = self._bits(node, value, dealing)
+        bound = kept_below(p, value.dtype)  # type: ignore[arg-type]
+        self._stands_for(node, self._call(aten.lt.Scalar, bits, bound, like=node))
+
+    def _uniform(self, node: fx.Node, dealing: Dealing) -> None:
+        """Eager's numbers are above 0 and up to 1; what is 1 in the result's type becomes 0."""
+        bits = self._bits(node, node.meta["val"], dealing)
+        wide = self._call(aten._to_copy.default, bits, like=node, dtype=torch.float32)
+        scaled = self._call(aten.mul.Tensor, wide, 2.0**-32, like=node)
+        drawn = self._cast(self._call(aten.add.Tensor, scaled, 2.0**-33, like=node), node)
+        is_one = self._call(aten.eq.Scalar, drawn, 1.0, like=node)
+        self._stands_for(node, self._call(aten.masked_fill.Scalar, drawn, is_one, 0.0, like=node))
+
+    def _stands_for(self, node: fx.Node, drawn: fx.Node) -> None:
+        drawn = self._cast(drawn, node)
+        drawn.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(drawn)
         self.editor.graph.erase_node(node)
 
-    def _below(self, node: fx.Node, like: torch.Tensor, dealing: Dealing, bound: int) -> fx.Node:
-        """Where, in a tensor like that, the number drawn is below the bound."""
-        cell, first = self._reserve(node, like)
-        place = (list(like.shape), list(like.stride()), list(dealing.order))
-        bits = self.editor.call(DRAW, (cell, first, *place, dealing.width, self.threads), {}, node, node)
-        drawn = self.editor.call(aten.lt.Scalar, (bits, bound), {}, node, node)
-        return drawn
+    def _cast(self, drawn: fx.Node, like: fx.Node) -> fx.Node:
+        dtype = like.meta["val"].dtype
+        if drawn.meta["val"].dtype is dtype:
+            return drawn
+        return self._call(aten._to_copy.default, drawn, like=like, dtype=dtype)
 
-    def _reserve(self, node: fx.Node, like: torch.Tensor) -> tuple[fx.Node, Any]:
+    def _bits(self, node: fx.Node, value: torch.Tensor, dealing: Dealing) -> fx.Node:
+        """What the node draws, as numbers of 32 bits, in a tensor like the value."""
+        cell, first = self._reserve(node, value)
+        place = (list(value.shape), list(value.stride()), list(dealing.order))
+        return self._call(DRAW, cell, first, *place, dealing.width, self.threads, like=node)
+
+    def _call(self, target: Any, *args: Any, like: fx.Node, **kwargs: Any) -> fx.Node:
+        return self.editor.call(target, args, kwargs, like, like)
+
+    def _reserve(self, node: fx.Node, value: torch.Tensor) -> tuple[fx.Node, Any]:
         """The cell, and the first of the node's blocks behind it."""
         in_backward = "in_backward" in node.meta
         if self.stretch is None or self.stretch.in_backward != in_backward:
-            self.stretch = _Stretch(
-                self.editor.call(RESERVE, (0,), {"device": like.device}, node, node), in_backward
-            )  # fmt: skip
+            self.stretch = _Stretch(self._call(RESERVE, 0, like=node, device=value.device), in_backward)
         first = self.stretch.blocks
-        self.stretch.blocks = first + blocks_of(like.numel(), self.threads)
+        self.stretch.blocks = first + blocks_of(value.numel(), self.threads)
         with sizes_as_arguments():
             self.stretch.node.args = (self.stretch.blocks,)
         return self.stretch.node, first

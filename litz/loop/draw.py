@@ -17,6 +17,7 @@ not what was drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -60,9 +61,21 @@ def _reserve(blocks: int, *, device: torch.device) -> torch.Tensor:
     generator = torch.cuda.default_generators[index]
     offset = generator.get_offset()  # in words, and a multiple of four
     generator.set_offset(offset + WORDS * blocks)
-    seed = (generator.initial_seed() + (1 << 63)) % (1 << 64) - (1 << 63)
-    # Copied when the device comes to it, from memory that the driver has set aside by then.
-    return torch.tensor([seed, offset // WORDS], dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+    return cell_of(generator.initial_seed(), offset // WORDS, torch.device("cuda", index))
+
+
+def cell_of(seed: int, counter: int, device: torch.device) -> torch.Tensor:
+    """The two numbers on the device, by a kernel that is given them: a copy from the host's memory might wait."""
+    return torch.rsub(_zero_and_one(device), _signed(seed), alpha=_signed(seed - counter))
+
+
+def _signed(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@lru_cache(maxsize=None)
+def _zero_and_one(device: torch.device) -> torch.Tensor:
+    return torch.arange(2, device=device)
 
 
 def _draw(
@@ -93,4 +106,4 @@ _LIBRARY.impl("draw", _draw_meta, "Meta")
 RESERVE = torch.ops.litz.reserve.default
 DRAW = torch.ops.litz.draw.default
 
-__all__ = ["DRAW", "RESERVE", "blocks_of", "dealt"]
+__all__ = ["DRAW", "RESERVE", "blocks_of", "cell_of", "dealt"]

@@ -31,30 +31,38 @@ _NAMES = (
 
 
 _SHORT = 1 << 31  # bytes of a tensor that eager draws in one kernel
+_FEW = 1 << 18  # elements: of more, a kernel of eager's, which has four from each block, is the better way
+_DRAWN_AS_COINS = (aten.bernoulli.p, aten.rand.default, aten.rand_like.default)
 
 
 def replayed(node: fx.Node) -> Dealing | str:
     """How eager's kernel for GPUs deals out the numbers that the operator draws, or why that is left to it."""
-    value = node.meta["val"]
     if node.target is aten.native_dropout.default:
-        x, p, train = node.args
-        if not isinstance(p, (int, float)):
-            return "its probability is known only at run time"
-        if p == 1 or train is False or value[0].numel() == 0:
-            return "it draws nothing"
-        return dropout_dealing(x.meta["val"], value[1])  # type: ignore[union-attr]
-    if node.target is not aten.bernoulli.p:
+        return _dropout_replayed(*node.args, *node.meta["val"])  # type: ignore[arg-type]
+    if node.target not in _DRAWN_AS_COINS:
         return "drawn as it is"
-    p = node.args[1]
-    if len(node.args) > 2 or node.kwargs.get("generator") is not None:
-        return "it has a generator of its own"
-    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        return "its probability is none, or known only at run time"
-    if value.dtype is torch.float64:
+    value = node.meta["val"]
+    if value.dtype is torch.float64 or from_torch(value.dtype) is None:
         return "numbers of 64 bits are drawn in another way"
     if any(isinstance(n, torch.SymInt) for n in value.shape) or not 0 < value.numel() * value.element_size() < _SHORT:
         return "it has no elements, or perhaps more than eager draws at a time"
+    if node.target is aten.bernoulli.p:
+        p = node.args[1]
+        if len(node.args) > 2 or node.kwargs.get("generator") is not None:
+            return "it has a generator of its own"
+        if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+            return "its probability is none, or known only at run time"
+    elif value.numel() > _FEW:
+        return "there are so many elements that a kernel of eager's pays"
     return Dealing(1, tuple(value.stride()))
+
+
+def _dropout_replayed(x: fx.Node, p: Any, train: bool | None, kept: torch.Tensor, mask: torch.Tensor) -> Dealing | str:
+    if not isinstance(p, (int, float)):
+        return "its probability is known only at run time"
+    if p == 1 or train is False or kept.numel() == 0:
+        return "it draws nothing"
+    return dropout_dealing(x.meta["val"], mask)
 
 
 def _bernoulli(b: Builder, fake: torch.Tensor, p: float, generator: Any = None) -> View:

@@ -155,6 +155,17 @@ def test_coins(dtype: torch.dtype) -> None:
     assert torch.equal(ran.results[0], mask_of(x, 0.7, 1, cell_of()).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_uniform_numbers(dtype: torch.dtype) -> None:
+    x = torch.empty(50, 30, dtype=dtype)
+    ran = seeded(lambda: run(inference(torch.rand_like, [x]), [x]))
+    cell = cell_of()
+    words = eager_draws.drawn(x.numel(), 1, cell[0], 4 * cell[1], THREADS)
+    wanted = torch.tensor([eager_draws.uniform(word) for word in words]).to(dtype).view(x.shape)
+    assert dtype is not torch.bfloat16 or bool((wanted == 1).any())  # which are zeros in the result
+    assert torch.equal(ran.results[0], torch.where(wanted == 1, 0, wanted))
+
+
 def test_beside_rows_that_are_reduced() -> None:
     x = torch.randn(6, 512).bfloat16()
     ran = seeded(lambda: run(inference(lambda x: dropout(F.softmax(x, -1)), [x]), [x], rtol=1e-2))

@@ -68,9 +68,9 @@ def test_draws_in_a_row_share_a_reservation() -> None:
 
 
 def test_another_random_operator_comes_in_its_turn() -> None:
-    joint = replay(lambda x: dropout(x) + torch.rand_like(x) + dropout(x * 2) + dropout(x * 3), [torch.randn(64, 64)])
-    order = [node.target for node in calls(joint.graph, RESERVE, aten.rand_like.default)]
-    assert order == [RESERVE, aten.rand_like.default, RESERVE]
+    joint = replay(lambda x: dropout(x) + torch.randn_like(x) + dropout(x * 2) + dropout(x * 3), [torch.randn(64, 64)])
+    order = [node.target for node in calls(joint.graph, RESERVE, aten.randn_like.default)]
+    assert order == [RESERVE, aten.randn_like.default, RESERVE]
     assert [node.args for node in calls(joint.graph, RESERVE)] == [(1,), (2,)]
     assert [node.args[1] for node in calls(joint.graph, DRAW)] == [0, 0, 1]
 
@@ -105,6 +105,14 @@ def test_coins_are_drawn_too() -> None:
     assert not calls(joint.graph, aten.bernoulli.p) and len(calls(joint.graph, DRAW)) == 2
     assert {node.args[5] for node in calls(joint.graph, DRAW)} == {1}
     assert len(calls(joint.graph, RESERVE)) == 1
+
+
+def test_a_few_uniform_numbers_are_drawn_too() -> None:
+    function = lambda x: torch.rand(x.shape[0], 1) + torch.rand_like(x) + torch.randn_like(x)  # noqa: E731
+    joint = replay(function, [torch.randn(64, 64)])
+    assert len(calls(joint.graph, DRAW)) == 2 and len(calls(joint.graph, aten.randn_like.default)) == 1
+    joint = replay(function, [torch.randn(1024, 1024)])
+    assert len(calls(joint.graph, DRAW)) == 1 and len(calls(joint.graph, aten.rand_like.default)) == 1
 
 
 def test_without_fuel_nothing_is_replayed() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from litz.loop.draw import DRAW, RESERVE, blocks_of, dealt
+from litz.loop.draw import DRAW, RESERVE, blocks_of, cell_of, dealt
 from litz.loop.philox import philox
 from litz.ops.draw import kept_below, kept_scale
 from tests import eager_draws
@@ -106,3 +106,10 @@ def test_a_reservation_follows_the_seed() -> None:
     assert cells[0] == cells[1] != cells[2]
     assert cells[0][0] != cells[0][1]
     assert torch.Tag.nondeterministic_seeded in RESERVE.tags
+
+
+@pytest.mark.parametrize("seed", [0, 42, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_cell_holds_any_seed(seed: int) -> None:
+    for counter in (0, 1, 1 << 40):
+        found = cell_of(seed, counter, torch.device("cpu"))
+        assert found.tolist() == [seed - (1 << 64) if seed >> 63 else seed, counter]
