@@ -16,6 +16,7 @@ not what was drawn.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -53,14 +54,18 @@ def blocks_of(elements: Any, threads: int) -> Any:
     return (elements - 1) // (WORDS * threads) + 1
 
 
+_TURN = threading.Lock()  # no two threads reserve the same stretch
+
+
 def _reserve(blocks: int, *, device: torch.device) -> torch.Tensor:
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         cell = torch.empty(2, dtype=torch.int64, device=device)
         return cell if device.type == "meta" else cell.random_(1 << 62)
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
-    offset = generator.get_offset()  # in words, and a multiple of four
-    generator.set_offset(offset + WORDS * blocks)
+    with _TURN:
+        offset = generator.get_offset()  # in words, and a multiple of four
+        generator.set_offset(offset + WORDS * blocks)
     return cell_of(generator.initial_seed(), offset // WORDS, torch.device("cuda", index))
 
 
