@@ -22,6 +22,7 @@ from litz.context import Context
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import Split, split_by_minimum_cut
+from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
@@ -56,6 +57,7 @@ def compile_to_data(
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    joint = run("replay_draws", ctx, replay_draws, joint, ctx)
     joint = run("lay_out", ctx, lay_out, joint, ctx)
     if not joint.signature.differentiable:
         return Compiled(joint.signature, compile_graph(joint.graph, ctx)), None

@@ -92,6 +92,12 @@ class Target:
         return True
 
     @property
+    def drawing_threads(self) -> int | None:
+        """Threads among which eager's kernels deal out random numbers, where those can be drawn in kernels; on a CPU
+        they come one after the other, and so from eager's operators."""
+        return None
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -121,6 +127,7 @@ class GpuTarget:
     cpu: str
     features: str
     processors: int
+    threads_each: int = 2048  # that a processor has under way at most
 
     arch = "nvptx64"
     device = "cuda"
@@ -132,12 +139,17 @@ class GpuTarget:
     walks_in_order = False
     calls_libraries = False
 
+    @property
+    def drawing_threads(self) -> int:
+        return self.processors * (self.threads_each // _DRAWING_BLOCK) * _DRAWING_BLOCK
+
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
 
     def cache_key_entries(self) -> dict[str, str]:
         return self.host.cache_key_entries() | {
             "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
+            "target.threads_each": str(self.threads_each),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -148,6 +160,7 @@ Machine = Union[Target, GpuTarget]
 # The newest instructions that are asked for, and what LLVM calls the language that has them.
 _NEWEST_GPU, _PTX = 90, "+ptx80"
 _OLDEST_GPU = 80
+_DRAWING_BLOCK = 256  # threads of a block of eager's kernels that draw; they fill the device and no more
 
 
 def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
@@ -158,7 +171,10 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     level = 10 * properties.major + properties.minor
     if level < _OLDEST_GPU:
         raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
-    return GpuTarget(detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count)
+    return GpuTarget(
+        detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count,
+        properties.max_threads_per_multi_processor,
+    )  # fmt: skip
 
 
 def detect(threads: int | None = None) -> Target:

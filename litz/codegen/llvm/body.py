@@ -15,6 +15,7 @@ from math import gcd
 from litz.codegen.coarse import Coarse
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
+from litz.codegen.llvm.draw import draw
 from litz.codegen.llvm.reduction import combine
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES
@@ -42,6 +43,7 @@ class Scope:
     spread: frozenset[Axis] = frozenset()  # axes along which copies stand apart, beside the vector axis
     masks: tuple[Operand | None, ...] = (None,)  # what is live of each copy, or of all: None is everything
     values: dict[str, list[Operand]] = field(default_factory=dict)
+    indices: dict[str, Expr] = field(default_factory=dict)  # of the values that are index expressions, what they are
     error: str = "%error"
     sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
     coarse: Mapping[str, Coarse] = field(default_factory=dict)  # values that need not be good to their last place
@@ -84,11 +86,14 @@ class Scope:
         if isinstance(op, Load):
             return self._load(op, copy, wide)
         if isinstance(op, Index):
+            self.indices[op.name] = op.expr
             index = self.index(op.expr, copy, lanes)
             return math.inline(self.writer, "cast", [index], op.dtype) if op.dtype != "i64" else index
         if isinstance(op, Apply):
             if (known := self.coarse.get(op.name)) is not None and known.difference is not None:
                 return self._exp_of_difference([self.get(a, copy) for a in known.difference.args], lanes)
+            if op.op == "philox":
+                return draw(self, op, copy, lanes)
             return self.apply(op, [self.get(a, copy) for a in op.args], lanes)
         assert isinstance(op, Check)
         return self._check(op, copy, lanes)

@@ -26,6 +26,7 @@ from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 from litz.graph.sizes import likely, sizes_as_arguments
+from litz.loop.draw import DRAW
 from litz.ops.sizes import number_held, size_sources, whole_held
 
 aten = torch.ops.aten
@@ -53,6 +54,7 @@ _LIGHT = {
     aten._unsafe_view.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.copy.default,
     aten.constant_pad_nd.default, aten.empty.memory_format, aten.zeros.default, aten.ones.default,
     aten.max_pool2d_with_indices.default,  # its indices are twice the size of its result
+    DRAW,
 }  # fmt: skip
 
 
