@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.dtype import compute_type, from_torch
+from litz.loop.dtype import compute_type, from_torch, to_torch
 from litz.loop.expr import ZERO, Expr, expr
 from litz.loop.ir import POSITIONS, View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
@@ -316,7 +316,8 @@ def fused_rms_norm(
     if count is ZERO:
         return NotImplemented
     dtype = compute_type(x.dtype)
-    eps = torch.finfo(out_fake.dtype).eps if eps is None else eps
+    # Of the type that is computed in, as eager's kernel has it.
+    eps = torch.finfo(to_torch(dtype)).eps if eps is None else eps
     out, rstd_out = b.allocate(out_fake), b.allocate(rstd_fake)
     space, body = Space(), Body()
     point = split_point(space, out, dims)

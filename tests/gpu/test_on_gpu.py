@@ -42,6 +42,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda x, w: F.gelu(F.layer_norm(x, (4096,), w, w)),
         lambda: (given(65, 4096, dtype=HALF), given(4096, dtype=HALF)),
     ),
+    "rms norm of small numbers": (
+        lambda x, w: F.rms_norm(x * 1e-3, (512,), w), lambda: (given(65, 512, dtype=HALF), given(512, dtype=HALF))
+    ),
     "rms norm": (lambda x, w: F.rms_norm(x, (512,), w), lambda: (given(65, 512, dtype=HALF), given(512, dtype=HALF))),
     **{
         f"softmax {n}": (lambda x: torch.softmax(x, -1), lambda n=n: (given(130, n),))
