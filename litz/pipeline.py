@@ -107,7 +107,9 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
         layout = run("plan_memory", ctx, plan_memory, program)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
-    objects = run("build", ctx, building.finish, rendering.modules)
+    code = run("build", ctx, building.finish, rendering.modules)
+    for why in building.left_to_driver:
+        ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
@@ -115,7 +117,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)
     ctx.built.append(built)
     ctx.publish()
-    return Artifact(plan, objects, constants, ctx.target, built)
+    return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
 
 
 def trace(

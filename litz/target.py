@@ -92,6 +92,11 @@ class Target:
         return True
 
     @property
+    def host_computes(self) -> bool:
+        """Whether host functions do work of the program's, besides starting what does."""
+        return True
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -115,12 +120,14 @@ class Target:
 @dataclass(frozen=True)
 class GpuTarget:
     """A GPU of NVIDIA's. `cpu` and `features` are LLVM's names of the instructions to use, all of which later GPUs have
-    too; `host` is the processor that starts its kernels."""
+    too; `level` is its own, ten times what is called the compute capability; `host` is the processor that starts its
+    kernels."""
 
     host: Target
     cpu: str
     features: str
     processors: int
+    level: int = 90
 
     arch = "nvptx64"
     device = "cuda"
@@ -131,6 +138,7 @@ class GpuTarget:
     generates_products = False
     walks_in_order = False
     calls_libraries = False
+    host_computes = False
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
@@ -138,6 +146,7 @@ class GpuTarget:
     def cache_key_entries(self) -> dict[str, str]:
         return self.host.cache_key_entries() | {
             "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
+            "target.gpu_level": str(self.level),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -158,7 +167,8 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     level = 10 * properties.major + properties.minor
     if level < _OLDEST_GPU:
         raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
-    return GpuTarget(detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count)
+    cpu = f"sm_{min(level, _NEWEST_GPU)}"
+    return GpuTarget(detect(threads), cpu, _PTX, properties.multi_processor_count, level)
 
 
 def detect(threads: int | None = None) -> Target:

@@ -19,6 +19,7 @@ from typing import Any, Union
 
 import torch
 
+from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import Dropped, HostPlan, Item, Native
 from litz.errors import CacheError
 from litz.graph.signature import Base, Input, Output, Signature, Tangent, Training, ViewStep, Window
@@ -35,9 +36,9 @@ from litz.target import GpuTarget, Target
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuTarget, HostPlan, Input,
-        Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent,
-        Target, Told, Training, View, ViewStep, Window,
+        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
+        Input, Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
+        Tangent, Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]

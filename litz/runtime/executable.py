@@ -125,7 +125,7 @@ class Executable:
         self.slots = plan.slots
         self.constants = artifact.constants
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
-        self._code = Code(artifact.objects, artifact.target)
+        self.code = Code(artifact.objects, artifact.target, artifact.kernels)
         self.items = [self._bind(item) for item in plan.items]
         self._apart = frozenset(name for block in plan.apart for name in block.members)
         self._frames: dict[tuple[int | float, ...], list[Frame]] = {}
@@ -140,7 +140,7 @@ class Executable:
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Item) -> Bound:
         if isinstance(item.run, Native):
-            return Bound(item, self._code.function(item.run.function), None)
+            return Bound(item, self.code.function(item.run.function), None)
         return Bound(item, None, Operator(item.run, self))
 
     def _is_simple(self, frame: Frame | None) -> Bound | None:
