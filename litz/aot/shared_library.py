@@ -40,6 +40,8 @@ def find_linker() -> str | None:
 
 def why_not_shared(package: Package) -> str | None:
     signature, plan = package.compiled.signature, package.compiled.forward.plan
+    if package.compiled.forward.target.device != "cpu":
+        return "it is for a GPU, whose kernels Python loads"
     if find_linker() is None:
         return "there is no linker (cc, gcc or clang) at hand"
     if signature.mutated:

@@ -25,6 +25,7 @@ from litz.loop.ir import View, measure
 from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
 from litz.runtime.device import ALIGNMENT, device_for
+from litz.runtime.layout import on_device
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
@@ -123,7 +124,7 @@ class Executable:
         self.plan = plan = artifact.plan
         self.device = device_for(artifact.target, plan.slots, artifact.constants)
         self.slots = plan.slots
-        self.constants = artifact.constants
+        self.constants = [on_device(constant, self.device.device) for constant in artifact.constants]
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
         self.code = Code(artifact.objects, artifact.target, artifact.kernels)
         self.items = [self._bind(item) for item in plan.items]
