@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from litz.capture.autograd import Absent
+from litz.capture.collector import COLLECTOR
 from litz.capture.joint import trace_joint
 from litz.capture.outputs import known
 from litz.codegen.llvm.build import Building
@@ -64,6 +65,7 @@ def compile_to_data(
     step = _training(joint, split, forward)
 
     @lru_cache(maxsize=None)
+    @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(split.backward, split.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)

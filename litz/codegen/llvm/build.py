@@ -113,7 +113,8 @@ class _How(NamedTuple):
 
 
 def _kept(text: str, how: _How, store: Lasting | None, left_to_driver: dict[str, None]) -> _Code:
-    key = blake2b(f"{source_digest()}\n{how}\n{text}".encode(), digest_size=20).hexdigest()
+    maker = "" if store is None else source_digest()  # within a process, there is one
+    key = blake2b(f"{maker}\n{how}\n{text}".encode(), digest_size=20).hexdigest()
     found = _LATELY.get(key)
     if found is None and store is not None:
         found = store.load("kernel", key)
