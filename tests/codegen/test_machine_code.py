@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import ctypes.util
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from litz.codegen import machine_code
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.llvm import build
 from litz.codegen.llvm.build import Building, object_of
+from litz.codegen.llvm.gpu_kernels import FUNCTIONS
+from litz.codegen.llvm.shim import STREAM_SLOT
 from litz.codegen.machine_code import Assembler, NotAssembled
 from litz.compat import jit_linker_library
 from litz.context import Context
@@ -20,7 +24,8 @@ from litz.options import Options
 from litz.pipeline import compile_to_data
 from litz.runtime.cache import Cache
 from litz.runtime.elf import ObjectFile
-from litz.runtime.load import can_load
+from litz.runtime.link import HOST_FUNCTION
+from litz.runtime.load import Loaded, can_load
 from litz.target import GpuTarget, detect
 from tests.codegen.row_kernels import layer_norm, pointwise, softmax
 from tests.codegen.test_ptx import llvm_of, ptx_of
@@ -116,3 +121,29 @@ def test_host_functions_of_a_gpu_are_built_quickly() -> None:
     careful, quick = (len(Building(target).finish([text]).objects[0]) for target in (detect(), TARGET))
     assert careful <= quick
     assert Building(TARGET).finish([text]).objects == (object_of(text, detect(), quickly=True),)
+
+
+def test_what_was_made_quickly_starts_kernels_with_what_it_is_given() -> None:
+    ctx = Context(Options(), TARGET)
+    with torch.no_grad():
+        compiled, _ = compile_to_data(lambda x: x * 2 + 1, [torch.ones(512, 64)], None, ctx)
+    program, started = compiled.forward, []
+
+    def launch(function: int, x: int, y: int, z: int, threads: int, *rest: Any) -> int:
+        _, _, shared, stream, arguments, more = rest
+        given = [ctypes.c_int64.from_address(at).value for at in (ctypes.c_void_p * 2).from_address(arguments)]
+        started.append((function, y, z, threads % 32, shared, stream, given, more))
+        return 0
+
+    integer, pointer = ctypes.c_int32, ctypes.c_void_p
+    driver = ctypes.CFUNCTYPE(integer, pointer, *[integer] * 7, pointer, pointer, pointer)(launch)
+    table = (ctypes.c_void_p * 1)(7000)
+    known = {FUNCTIONS: ctypes.addressof(table), "cuLaunchKernel": ctypes.cast(driver, pointer).value}
+    code = Loaded([ObjectFile(made) for made in program.objects], lambda name: known[name] or 0)
+    slots = (ctypes.c_int64 * len(program.plan.slots))(*range(100, 100 + len(program.plan.slots)))
+    slots[program.plan.slots[STREAM_SLOT]] = 42
+    error = ctypes.c_int32()
+    HOST_FUNCTION(code.address("run0"))(ctypes.addressof(slots), None, None, ctypes.addressof(error))
+    (result,) = program.plan.items[0].makes
+    given = [100 + program.plan.slots[name] for name in (str(program.plan.inputs[0]), result)]
+    assert not error.value and started == [(7000, 1, 1, 0, 0, 42, given, None)]
