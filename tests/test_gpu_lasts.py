@@ -114,14 +114,6 @@ def test_a_file_holds_ptx_and_machine_code(for_gpu: None, tmp_path: Path) -> Non
     assert level.forward.kernels and all(kernel.least_level == 90 for kernel in level.forward.kernels)
 
 
-def test_a_file_is_for_python_alone(for_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CompileError, match="cannot be a shared library: it is for a GPU") as raised:
-        litz.aot_compile(Net(), (torch.ones(4, 16),), path=tmp_path / "net.so")
-    assert "suffix .litz" in str(raised.value)
-    monkeypatch.chdir(tmp_path)
-    assert litz.aot_compile(Net(), (torch.ones(4, 16),)).suffix == ".litz"
-
-
 def test_no_gpu(for_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = litz.aot_compile(Net(), (torch.ones(4, 16),), path=tmp_path / "net.litz")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
