@@ -1,4 +1,4 @@
-"""A model on a GPU as a shared library, called through its C interface. Without a GPU: `tests/aot/test_gpu_from_c.py`."""
+"""A model on a GPU as a shared library, called through its C interface; without one, `tests/aot/test_gpu_from_c.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import litz
-from litz.compat import gpu_libraries
+from litz.compat import gpu_libraries, torch_library
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU on this machine"),
@@ -33,7 +33,7 @@ class Model:
     """What a C program would do with the library."""
 
     def __init__(self, file: Path):
-        for path in gpu_libraries():  # that a program is linked with
+        for path in (torch_library(), *gpu_libraries()):  # that a program is linked with
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self._library, self._name = ctypes.CDLL(str(file)), f"litz_{file.stem}"
         self._function("open").restype = ctypes.c_void_p
