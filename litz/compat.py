@@ -175,6 +175,21 @@ def gpu_libraries() -> tuple[str, ...]:
     return tuple(path for path in found if path is not None)
 
 
+def jit_linker_library() -> str | None:
+    """Path of nvJitLink, NVIDIA's library that makes machine code of PTX: the one this process has loaded, as torch's
+    builds for CUDA do, or the newest of those installed beside it."""
+    import importlib.util
+    from pathlib import Path
+
+    loaded = _loaded_library("libnvJitLink", beside_torch=False)
+    packages = importlib.util.find_spec("nvidia")
+    if loaded is not None or packages is None:
+        return loaded
+    folders = packages.submodule_search_locations or ()
+    found = [path for folder in folders for path in Path(folder).glob("*/lib/libnvJitLink.so.*")]
+    return str(max(found, key=lambda path: path.name)) if found else None
+
+
 def _loaded_library(stem: str, beside_torch: bool = True) -> str | None:
     import os
     from pathlib import Path

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from litz.capture.autograd import Absent
+from litz.capture.collector import COLLECTOR
 from litz.capture.joint import trace_joint
 from litz.capture.outputs import known
 from litz.codegen.llvm.build import Building
@@ -66,6 +67,7 @@ def compile_to_data(
     step = _training(joint, split, forward)
 
     @lru_cache(maxsize=None)
+    @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(split.backward, split.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
@@ -109,7 +111,9 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
         layout = run("plan_memory", ctx, plan_memory, program)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
-    objects = run("build", ctx, building.finish, rendering.modules)
+    code = run("build", ctx, building.finish, rendering.modules)
+    for why in building.left_to_driver:
+        ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
@@ -117,7 +121,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)
     ctx.built.append(built)
     ctx.publish()
-    return Artifact(plan, objects, constants, ctx.target, built)
+    return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
 
 
 def trace(

@@ -57,4 +57,12 @@ def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: A
 
 def loader(ctx: Context) -> Callable[[Artifact], Executable]:
     """The last stage: what was compiled, ready to be called."""
-    return lambda artifact: run("load", ctx, Executable, artifact)
+
+    def load(artifact: Artifact) -> Executable:
+        ready = run("load", ctx, Executable, artifact)
+        if ready.code.from_ptx:
+            ctx.note(f"the driver made machine code of {ready.code.from_ptx} kernels while loading them")
+            ctx.publish()
+        return ready
+
+    return load

@@ -98,6 +98,11 @@ class Target:
         return None
 
     @property
+    def host_computes(self) -> bool:
+        """Whether host functions do work of the program's, besides starting what does."""
+        return True
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -121,12 +126,14 @@ class Target:
 @dataclass(frozen=True)
 class GpuTarget:
     """A GPU of NVIDIA's. `cpu` and `features` are LLVM's names of the instructions to use, all of which later GPUs have
-    too; `host` is the processor that starts its kernels."""
+    too; `level` is its own, ten times what is called the compute capability; `host` is the processor that starts its
+    kernels."""
 
     host: Target
     cpu: str
     features: str
     processors: int
+    level: int = 90
     threads_each: int = 2048  # that a processor has under way at most
 
     arch = "nvptx64"
@@ -138,6 +145,7 @@ class GpuTarget:
     generates_products = False
     walks_in_order = False
     calls_libraries = False
+    host_computes = False
 
     @property
     def drawing_threads(self) -> int:
@@ -150,6 +158,7 @@ class GpuTarget:
         return self.host.cache_key_entries() | {
             "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
             "target.threads_each": str(self.threads_each),
+            "target.gpu_level": str(self.level),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -171,10 +180,10 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     level = 10 * properties.major + properties.minor
     if level < _OLDEST_GPU:
         raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
+    cpu = f"sm_{min(level, _NEWEST_GPU)}"
     return GpuTarget(
-        detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count,
-        properties.max_threads_per_multi_processor,
-    )  # fmt: skip
+        detect(threads), cpu, _PTX, properties.multi_processor_count, level, properties.max_threads_per_multi_processor
+    )
 
 
 def detect(threads: int | None = None) -> Target:

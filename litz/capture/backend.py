@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.capture.collector import COLLECTOR
 from litz.capture.higher_order import write_out
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.lift_state import lift_state
@@ -41,6 +42,13 @@ def litz(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`mode` and `options` are those of `torch.compile`, which leaves a mode of "default" out."""
+    with COLLECTOR.rests():
+        return _litz(graph_module, example_inputs, mode, options)
+
+
+def _litz(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     for name in chosen.without_effect():
         warn_once(f"the option {name!r} has no effect yet")

@@ -25,6 +25,7 @@ from litz.loop.ir import View, measure
 from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
 from litz.runtime.device import ALIGNMENT, device_for
+from litz.runtime.layout import on_device
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
@@ -123,9 +124,9 @@ class Executable:
         self.plan = plan = artifact.plan
         self.device = device_for(artifact.target, plan.slots, artifact.constants)
         self.slots = plan.slots
-        self.constants = artifact.constants
+        self.constants = [on_device(constant, self.device.device) for constant in artifact.constants]
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
-        self._code = Code(artifact.objects, artifact.target)
+        self.code = Code(artifact.objects, artifact.target, artifact.kernels)
         self.items = [self._bind(item) for item in plan.items]
         self._apart = frozenset(name for block in plan.apart for name in block.members)
         self._frames: dict[tuple[int | float, ...], list[Frame]] = {}
@@ -140,7 +141,7 @@ class Executable:
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Item) -> Bound:
         if isinstance(item.run, Native):
-            return Bound(item, self._code.function(item.run.function), None)
+            return Bound(item, self.code.function(item.run.function), None)
         return Bound(item, None, Operator(item.run, self))
 
     def _is_simple(self, frame: Frame | None) -> Bound | None:

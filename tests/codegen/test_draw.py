@@ -42,7 +42,7 @@ THREADS = 256  # of a very small GPU, so that a few thousand elements take sever
 
 
 def target(processors: int = 1) -> GpuTarget:
-    return GpuTarget(detect(threads=1), "sm_90", "+ptx80", processors, THREADS)
+    return GpuTarget(detect(threads=1), "sm_90", "+ptx80", processors, threads_each=THREADS)
 
 
 def scheduled(graph: Any, ctx: Context) -> Program:
