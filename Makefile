@@ -16,7 +16,7 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
-# make bench-gpu   models and kernels on a GPU, against eager and inductor; GPU="--only kernels" for a part
+# make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.

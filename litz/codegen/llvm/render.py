@@ -9,13 +9,14 @@ needs the same text, so object code can be kept by it; and modules are built sid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
 from litz.codegen.llvm import host, shim
 from litz.codegen.llvm.cpu_kernels import CpuKernels
 from litz.codegen.llvm.gpu_kernels import GpuKernels
+from litz.codegen.llvm.naming import Named
 from litz.codegen.llvm.writer import Dialect, Module
 from litz.codegen.plan import Native, Run
 from litz.context import Context
@@ -32,6 +33,7 @@ class Rendering:
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
+    named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
 
     def text(self) -> str:
         return "\n".join(self.modules)
@@ -92,7 +94,9 @@ def render(
         writer = host.HostWriter(module, "run0", slots, sizes, device)
     close()
     modules = (*kernels.modules, module.text())
-    return Rendering(modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace)
+    return Rendering(
+        modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace, kernels.named
+    )
 
 
 def _slots(program: Program, native: frozenset[str], device: shim.Device) -> dict[str, int]:
