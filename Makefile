@@ -5,6 +5,7 @@
 # make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
 # make test-ecosystem   transformers' Trainer and generate, diffusers, PyG, PEFT, Lightning, DDP, each against eager
 # make test-gpu   what is compiled for a GPU, run on one
+# make test-gpu-ops   the operators of torch's own database on a GPU, by many processes; OPS="--seconds 520 --resume" for a part, and the next
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
@@ -29,7 +30,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-gpu bench-gpu test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: setup demo test test-all test-gpu test-gpu-ops bench-gpu test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -62,6 +63,9 @@ bench-gpu: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
+
+test-gpu-ops: setup
+	$(BIN)/python -m tests.opinfo.sweep --device cuda $(OPS)
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training

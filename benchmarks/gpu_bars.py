@@ -121,8 +121,9 @@ def _operators(found: Mapping[str, Any] | None) -> Bar:
         return Bar(name, wanted, "no figures", None)
     counts = found["counts"]
     done, all_of_it = found["done"], found["of"]
-    text = ", ".join(f"{count} {what}" for what, count in counts.items()) + f"; {done} of {all_of_it} cases"
-    return Bar(name, wanted, text, not counts.get("wrong") and not counts.get("crashed") and done == all_of_it)
+    text = ", ".join(f"{count} {what}" for what, count in counts.items()) + f"; {done} of {all_of_it} parts"
+    wrong = counts.get("wrong") or counts.get("crashed")
+    return Bar(name, wanted, text, False if wrong else None if done < all_of_it else True)
 
 
 __all__ = ["against", "bars", "cold", "error", "of_the_better", "of_the_copy", "peak"]
