@@ -30,6 +30,7 @@ ROUNDS = (1, 3, 8, 28)
 TIMEOUT = 60  # seconds of work without a word; asleep, half as long again
 GRADIENTS = "grad-"
 _KEPT = ("status", "message", "conditioned", "calls", "treatment", "compile_ms")
+_LONGEST = 1000  # characters of a message
 _EVERY = 10.0  # seconds from one writing of the file to the next
 
 Job = tuple[str, str]
@@ -320,7 +321,8 @@ def _key(row: Row) -> tuple[str, ...]:
 
 def _row(part: Part, label: str | None, found: Row) -> Row:
     short = {key: found[key] for key in _KEPT if found.get(key)}
-    return {"operator": part.operator, "dtype": part.dtype, "sample": label, "message": "", **short}
+    short["message"] = str(short.get("message", ""))[:_LONGEST]
+    return {"operator": part.operator, "dtype": part.dtype, "sample": label, **short}
 
 
 def command(device: str, twins: bool, count: int) -> Callable[[int], Sequence[str]]:
