@@ -45,8 +45,8 @@ def database() -> list[Any]:
 
 
 def _stand_in_for_expecttest() -> None:
-    """The database's module asks for this package, for tests of its own: where only the database is wanted, an empty one
-    will do."""
+    """The database's module asks for this package, for tests of its own: where only the database is wanted, an empty
+    one will do."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         empty = types.ModuleType("expecttest")
         empty.__dict__.update(TestCase=unittest.TestCase, ACCEPT=False)
