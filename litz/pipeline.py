@@ -37,6 +37,7 @@ from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
+from litz.schedule.split_reductions import split_reductions
 from litz.stages import loader, run
 
 Strides = Sequence[tuple[Any, ...] | None] | None
@@ -100,6 +101,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("check_first", ctx, check_first, program)
     program = run("merge_axes", ctx, merge_axes, program)
+    program = run("split_reductions", ctx, split_reductions, program, ctx)
     if training:
         names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)
         layout = run("plan_memory", ctx, plan_for_training, program, names)

@@ -92,6 +92,17 @@ class Target:
         return True
 
     @property
+    def cuts_sums_early(self) -> bool:
+        """Whether long sums are cut where operators are written as loops, and not when all that joins them is known."""
+        return True
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        """Into how many parts reductions are cut once they are kernels: so many of that length each. `abreast`: how
+        many of them a thread does side by side, where neighbours in memory are of different ones; none, where a
+        reduction's own elements lie side by side."""
+        return 1
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -131,6 +142,16 @@ class GpuTarget:
     generates_products = False
     walks_in_order = False
     calls_libraries = False
+    cuts_sums_early = False
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        if reductions == 0 or length < _SHORT:
+            return 1
+        if abreast is None:  # a block of threads each
+            found = min(_BLOCKS * self.processors // reductions, length // _LEAST_ROW)
+        else:
+            found = min(_THREADS * self.processors * abreast // reductions, length // _LEAST_COLUMN)
+        return found if found >= _FEWEST_PARTS else 1
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
@@ -143,6 +164,12 @@ class GpuTarget:
     def __str__(self) -> str:
         return f"{self.cpu} ({self.processors} multiprocessors)"
 
+
+# What keeps a GPU's multiprocessor busy, and what a block, or a thread by itself, should have to reduce at least.
+_BLOCKS, _THREADS = 4, 512
+_LEAST_ROW, _LEAST_COLUMN = 4096, 8
+# Below these, two kernels in the place of one are not worth it.
+_SHORT, _FEWEST_PARTS = 128, 4
 
 Machine = Union[Target, GpuTarget]
 # The newest instructions that are asked for, and what LLVM calls the language that has them.

@@ -21,6 +21,7 @@ from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
 
 WARP = 32
 _BLOCK = 256  # threads, where a team does not say otherwise
+_SMALL_BLOCK, _FEW_UNITS = 64, 1 << 16  # so that few threads are on as many multiprocessors as there are
 _ROW_VALUES = 32  # elements of a row that one thread had best hold
 _HELD_VALUES = 64  # that it may hold, of all rows that the passes share: more do not fit into registers
 _WIDEST_TEAM = 512  # threads whose registers hold as much
@@ -62,8 +63,10 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
     if vector not in kernel.reduced:
         team, copies = _pointwise_team(kernel, vector, lanes)
         plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
-        block = _BLOCK if team == 1 else max(team, _short_block(team))
-        return GpuPlan(plan, block, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
+        pieces = (vector.size + (plan.step * copies - 1)) // (plan.step * copies)
+        few = (volume(plan.rows) * pieces).hint < _FEW_UNITS
+        block = (_SMALL_BLOCK if few else _BLOCK) if team == 1 else max(team, _short_block(team))
+        return GpuPlan(plan, block, pieces)
     team, copies, held = _team(kernel, vector, lanes, passes)
     return GpuPlan(RowPlan(kernel, vector, lanes, copies, team, held, passes, {}), max(team, _short_block(team)), ONE)
 

@@ -22,7 +22,7 @@ from litz.loop.ir import Buffer, Kernel
 
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
-    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN,
+    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, together=4, own=OWN,
     fault="call void asm sideeffect \"trap;\", \"\"()",
 )  # fmt: skip
 

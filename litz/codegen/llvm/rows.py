@@ -21,6 +21,7 @@ from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, expr
 from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
 
+_FEW_OPS = 24  # in a loop of which several steps may be written side by side
 # What the threads of a team found, value and position (of a value alone, none), as what all of them found.
 AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
 Slots = list[tuple[str, "str | None"]]  # where running values are, and running positions
@@ -153,7 +154,11 @@ class Rows:
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict[str, Slots], copies: int) -> None:
         if axes:
             axis, *rest = axes
-            with self._stretch(axis, 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
+            together = not rest and self._is_simple(p)
+            with (
+                self._stretch(axis, 1, p, accumulators, copies) as (start, stop, mine),
+                self.w.loop(start, stop, together=together) as i,
+            ):
                 self.frame.axes[axis] = i
                 self._reduced_loops(rest, p, mine, copies)
             return
@@ -165,6 +170,13 @@ class Rows:
             for v, count, mask in vectors(self.w, self.lanes, start, stop, copies, self.plan.team, self.me):
                 with self._standing_at(v, count, (mask,)):
                     self._pass_body(p, mine)
+
+    def _is_simple(self, p: int) -> bool:
+        """Whether a step of the pass only reads, and does little with what it reads: then the steps that follow need
+        not wait for it."""
+        one = self.plan.passes[p]
+        reads_only = all(isinstance(sink, Reduce) for sink in one.sinks)
+        return reads_only and not self.plan.over_reduced and len(one.ops) <= _FEW_OPS
 
     @contextmanager
     def _stretch(
