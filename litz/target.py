@@ -82,6 +82,16 @@ class Target:
         return True
 
     @property
+    def channels_last(self) -> tuple[str, ...]:
+        """Types whose convolutions are best given images with the channels innermost."""
+        return ("f32",)
+
+    @property
+    def convolves_with_bias(self) -> bool:
+        """Whether the library's convolutions add their bias on the way, and not in a walk of its own afterwards."""
+        return True
+
+    @property
     def walks_in_order(self) -> bool:
         """Whether a row is soon walked by one thread, as what depends on the order of its steps must be."""
         return True
@@ -90,6 +100,11 @@ class Target:
     def calls_libraries(self) -> bool:
         """Whether kernels may call mathematical functions of libraries."""
         return True
+
+    @property
+    def starts_are_dear(self) -> bool:
+        """Whether to start a kernel costs more than to have it do something for a few thousand elements."""
+        return False
 
     @property
     def cuts_sums_early(self) -> bool:
@@ -140,8 +155,11 @@ class GpuTarget:
     threads = 1
     l2_bytes = 0
     generates_products = False
+    channels_last = ("bf16", "f16")
+    convolves_with_bias = False
     walks_in_order = False
     calls_libraries = False
+    starts_are_dear = True
     cuts_sums_early = False
 
     def parts(self, reductions: int, length: int, abreast: int | None) -> int:

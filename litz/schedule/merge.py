@@ -14,7 +14,7 @@ from litz.loop.ir import Kernel, Load, Store
 from litz.loop.radix import flat, mixed_radix, volume
 from litz.schedule.align import Moved, Refusal, Space, align
 from litz.schedule.draft import Addition, Draft, divided_axes
-from litz.schedule.split_reductions import cut_of
+from litz.schedule.split_reductions import cut_of, is_known_early
 from litz.target import Machine
 
 _LARGEST_BODY = 240
@@ -71,11 +71,14 @@ def merge(first: Draft, second: Draft, buffer: str, target: Machine) -> Union[Me
 
 def _keeps_idle(first: Draft, second: Draft, target: Machine) -> bool:
     """Whether keeping to the rows of the first, which reduces, would take the parallelism from the second. Where the
-    first is going to be done in parts, what it takes in for each of its elements would be done apart again."""
+    first is going to be done in parts, what follows its reductions for each element would be done apart again."""
     if target.cuts_sums_early:
         return _few_rows(first.space)
-    more = volume(second.space.parallel).hint > volume(first.space.parallel).hint
-    return more and cut_of(first.kernel(), target) is not None
+    if volume(second.space.parallel).hint <= volume(first.space.parallel).hint:
+        return False
+    kernel = first.kernel()
+    late = any(name in first.stored and not is_known_early(kernel, name) for name in second.loaded)
+    return late and cut_of(kernel, target) is not None
 
 
 def _few_rows(space: Space) -> bool:

@@ -35,6 +35,7 @@ from litz.loop.ir import (
     identity,
     operands,
 )
+from litz.loop.lanes import vector_axis
 from litz.loop.passes import pass_of_each
 from litz.loop.radix import flat, volume
 from litz.target import Machine
@@ -82,7 +83,8 @@ def cut_of(kernel: Kernel, target: Machine) -> Cut | None:
     reduces = [op for op in kernel.body if isinstance(op, Reduce)]
     if not reduces or kernel.ordered or any(op.kind not in COMBINE for op in reduces):
         return None
-    columns = _columns(kernel)
+    lanes = vector_axis(kernel)
+    columns = None if lanes is None or lanes in kernel.reduced else lanes
     rows, length = (volume(axes).hint for axes in (kernel.axes, kernel.reduced))
     wanted = target.parts(rows, length, None if columns is None else _abreast(kernel, columns))
     if wanted < 2:
@@ -119,21 +121,19 @@ def _run(axis: Axis, wanted: int) -> Run | None:
     return Run(axis, expr(-(-size // length)), length)
 
 
-def _columns(kernel: Kernel) -> Axis | None:
-    """The parallel axis along which most of what is walked lies side by side; None if a reduced axis is."""
-    reduced = frozenset(kernel.reduced)
-    walked = [op for op in kernel.loads if op.index.axes() & reduced]
-    side_by_side = {axis: sum(op.index.coefficient(axis) == ONE for op in walked) for axis in kernel.axes}
-    along = max((sum(op.index.coefficient(axis) == ONE for op in walked) for axis in kernel.reduced), default=0)
-    best = max(kernel.axes, key=lambda axis: side_by_side[axis], default=None)
-    return best if best is not None and side_by_side[best] > along else None
-
-
 def _abreast(kernel: Kernel, columns: Axis) -> int:
     """Columns that a thread takes side by side."""
     walked = [op for op in kernel.loads if op.index.coefficient(columns) == ONE]
     least = min((max(2, DTYPES[op.dtype].bytes) for op in walked), default=4)
     return _ACCESS_BYTES // least
+
+
+def is_known_early(kernel: Kernel, buffer: str) -> bool:
+    """Whether what the kernel stores there takes no reduction that is not there before the last pass over its elements:
+    in parts, it is stored on the way."""
+    passes = list(zip(kernel.body, pass_of_each(kernel), strict=True))
+    last = max((number for op, number in passes if isinstance(op, Reduce)), default=0)
+    return all(number <= last for op, number in passes if isinstance(op, Store) and op.buffer == buffer)
 
 
 # -- the kernels it becomes -------------------------------------------------------------------------
@@ -312,4 +312,4 @@ def _moved(op: Definition, moved: Mapping[Axis, Expr], inside: str | None) -> li
     return [replace(op, limit=op.limit.substitute(moved)) if isinstance(op, Check) else op]
 
 
-__all__ = ["Cut", "Run", "cut_of", "split_reductions"]
+__all__ = ["Cut", "Run", "cut_of", "is_known_early", "split_reductions"]

@@ -47,6 +47,7 @@ def render(
     module = Module(Dialect(target.host.function_bytes))
     device = shim.DEVICES[target.device]
     native = shim.native_calls(program, device)
+    handed = shim.handed_over(program, native, device)
     slots = _slots(program, native, device)
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
@@ -58,13 +59,15 @@ def render(
         kernels = CpuKernels(program, target, module, sizes, written)
     runs: list[tuple[int, Run]] = []
     begun = 0
+    hands: list[str] = []  # what the function being written allocates for its caller
     writer: host.HostWriter | None = None
 
     def close() -> None:
         nonlocal writer
         if writer is not None:
             writer.finish()
-            runs.append((begun, Native(writer.name)))
+            runs.append((begun, Native(writer.name, tuple(hands))))
+            hands.clear()
             writer = None
 
     for positions in kernels.batches(layout):
@@ -84,7 +87,10 @@ def render(
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         if isinstance(step, Call):
             for name in writer.call(step):
-                held.setdefault(layout.last_use[name], []).append(name)
+                if name in handed:
+                    hands.append(name)
+                else:
+                    held.setdefault(layout.last_use[name], []).append(name)
         else:
             writer.make_room()
             kernels.start(writer, [program.steps[position] for position in positions])
