@@ -36,9 +36,11 @@ from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
+from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
+from litz.schedule.split_reductions import split_reductions
 from litz.stages import loader, run
 
 Strides = Sequence[tuple[Any, ...] | None] | None
@@ -104,6 +106,8 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("check_first", ctx, check_first, program)
     program = run("merge_axes", ctx, merge_axes, program)
+    program = run("split_reductions", ctx, split_reductions, program, ctx)
+    program = run("join_small", ctx, join_small, program, ctx)
     if training:
         names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)
         layout = run("plan_memory", ctx, plan_for_training, program, names)

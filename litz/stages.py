@@ -22,7 +22,8 @@ from litz.runtime.executable import Executable
 
 STAGES = (
     "rewrite_pre_grad", "trace", "rewrite_joint", "replay_draws", "lay_out", "split", "rewrite_post_grad",
-    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build", "load",
+    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "split_reductions", "join_small", "plan_memory",
+    "render", "build", "load",
 )  # fmt: skip
 AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on
 

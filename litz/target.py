@@ -82,6 +82,16 @@ class Target:
         return True
 
     @property
+    def channels_last(self) -> tuple[str, ...]:
+        """Types whose convolutions are best given images with the channels innermost."""
+        return ("f32",)
+
+    @property
+    def convolves_with_bias(self) -> bool:
+        """Whether the library's convolutions add their bias on the way, and not in a walk of its own afterwards."""
+        return True
+
+    @property
     def walks_in_order(self) -> bool:
         """Whether a row is soon walked by one thread, as what depends on the order of its steps must be."""
         return True
@@ -101,6 +111,22 @@ class Target:
     def host_computes(self) -> bool:
         """Whether host functions do work of the program's, besides starting what does."""
         return True
+
+    @property
+    def starts_are_dear(self) -> bool:
+        """Whether to start a kernel costs more than to have it do something for a few thousand elements."""
+        return False
+
+    @property
+    def cuts_sums_early(self) -> bool:
+        """Whether long sums are cut where operators are written as loops, and not when all that joins them is known."""
+        return True
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        """Into how many parts reductions are cut once they are kernels: so many of that length each. `abreast`: how
+        many of them a thread does side by side, where neighbours in memory are of different ones; none, where a
+        reduction's own elements lie side by side."""
+        return 1
 
     @property
     def device(self) -> str:
@@ -143,13 +169,26 @@ class GpuTarget:
     threads = 1
     l2_bytes = 0
     generates_products = False
+    channels_last = ("bf16", "f16")
+    convolves_with_bias = False
     walks_in_order = False
     calls_libraries = False
     host_computes = False
+    starts_are_dear = True
+    cuts_sums_early = False
 
     @property
     def drawing_threads(self) -> int:
         return self.processors * (self.threads_each // _DRAWING_BLOCK) * _DRAWING_BLOCK
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        if reductions == 0 or length < _SHORT:
+            return 1
+        if abreast is None:  # a block of threads each
+            found = min(_BLOCKS * self.processors // reductions, length // _LEAST_ROW)
+        else:
+            found = min(_THREADS * self.processors * abreast // reductions, length // _LEAST_COLUMN)
+        return found if found >= _FEWEST_PARTS else 1
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
@@ -164,6 +203,13 @@ class GpuTarget:
     def __str__(self) -> str:
         return f"{self.cpu} ({self.processors} multiprocessors)"
 
+
+# What keeps a GPU's multiprocessor busy, and what a block, or the threads that share a column, should have to reduce at
+# least.
+_BLOCKS, _THREADS = 4, 512
+_LEAST_ROW, _LEAST_COLUMN = 4096, 64
+# Below these, two kernels in the place of one are not worth it.
+_SHORT, _FEWEST_PARTS = 128, 4
 
 Machine = Union[Target, GpuTarget]
 # The newest instructions that are asked for, and what LLVM calls the language that has them.

@@ -25,6 +25,7 @@ class Native:
     """A function of the object code, which runs a stretch of steps."""
 
     function: str
+    hands_over: tuple[str, ...] = ()  # buffers that operators allocate in it, whose handles are the caller's then
 
 
 Run = Union[Native, Call]  # an operator that only Python can call stands between two stretches

@@ -21,6 +21,7 @@ from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store, operands
 
 WARP = 32
 _BLOCK = 256  # threads, where a team does not say otherwise
+_SMALL_BLOCK, _FEW_UNITS = 64, 1 << 16  # so that few threads are on as many multiprocessors as there are
 _ROW_VALUES = 32  # elements of a row that one thread had best have
 _PACKED_REGISTERS = 40  # that it may have them in, all those that the passes share
 _WIDEST_TEAM = 512  # threads that had best share a row
@@ -71,8 +72,10 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
     if vector not in kernel.reduced:
         team, copies = _pointwise_team(kernel, vector, lanes)
         plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
-        block = _BLOCK if team == 1 else max(team, _short_block(team))
-        return GpuPlan(plan, block, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
+        pieces = (vector.size + (plan.step * copies - 1)) // (plan.step * copies)
+        few = (volume(plan.rows) * pieces).hint < _FEW_UNITS
+        block = (_SMALL_BLOCK if few else _BLOCK) if team == 1 else max(team, _short_block(team))
+        return GpuPlan(plan, block, pieces)
     team, copies, packed = _team(kernel, vector, lanes, passes)
     plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {}, packed)
     return GpuPlan(plan, max(team, _short_block(team)), ONE)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from litz.capture.forward_mode import carries_tangents
+from litz.codegen.llvm.shim import handle_slot
 from litz.codegen.plan import IN_TIME, HostPlan, Item, Native
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
@@ -25,6 +26,7 @@ from litz.loop.ir import View, measure
 from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
 from litz.runtime.device import ALIGNMENT, device_for
+from litz.runtime.handle import taken_over
 from litz.runtime.layout import on_device
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
@@ -117,6 +119,7 @@ class Bound(NamedTuple):
     item: Item
     native: Callable[..., None] | None
     operator: Operator | None
+    hands: tuple[tuple[str, int], ...] = ()  # buffers that native code hands over, and where their handles are
 
 
 class Executable:
@@ -141,7 +144,8 @@ class Executable:
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Item) -> Bound:
         if isinstance(item.run, Native):
-            return Bound(item, self.code.function(item.run.function), None)
+            hands = tuple((name, self.slots[handle_slot(name)]) for name in item.run.hands_over)
+            return Bound(item, self.code.function(item.run.function), None, hands)
         return Bound(item, None, Operator(item.run, self))
 
     def _is_simple(self, frame: Frame | None) -> Bound | None:
@@ -223,7 +227,7 @@ class Executable:
         slots, tensors = frame.slots, frame.tensors
         self._take_inputs(frame, args if own is None else own)
         memory: dict[Apart, torch.Tensor] = {}
-        for (item, native, operator), due in zip(self.items, frame.due, strict=True):
+        for (item, native, operator, hands), due in zip(self.items, frame.due, strict=True):
             for name, sizes, strides, dtype in due:
                 tensors[name] = tensor = self.device.empty(sizes, strides, dtype)
                 slots[self.slots[name]] = tensor.data_ptr()
@@ -232,7 +236,12 @@ class Executable:
                 for name in block.members:
                     slots[self.slots[name]] = tensor.data_ptr()
             if native is not None:
+                for _, slot in hands:
+                    slots[slot] = 0
                 native(*frame.native)
+                if hands:
+                    made = [(name, slots[slot]) for name, slot in hands if slots[slot]]
+                    tensors.update(zip([n for n, _ in made], taken_over([handle for _, handle in made]), strict=True))
                 if frame.error.value:
                     raise self._failure(frame, item)
             else:

@@ -161,6 +161,32 @@ def test_one_row_of_many_and_all_of_a_tensor() -> None:
     run_function(lambda x: (x.sum((0, 2)), x.amax((1, 2)), x.mean(1)), torch.randn(5, 18, 24), rtol=1e-4)
 
 
+# -- reductions in parts --------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows", [4096, 4099])
+def test_long_columns_and_long_rows(rows: int, dtype: str) -> None:
+    x = torch.randn(rows, 24).to(to_torch(dtype))
+    assert run_function(lambda x: x.sum(0), x, atol=1e-3).kernels == 2
+    assert run_function(lambda x: (x.float() - 1).amax(0), x).kernels == 2
+    assert run_function(lambda x: x.float().square().mean(), x.repeat(3, 1), rtol=1e-4).kernels == 2
+    long = torch.randn(2, 10 * rows).to(to_torch(dtype))
+    assert run_function(lambda x: x.float().softmax(-1), long, rtol=1e-4, atol=1e-9).kernels == 5
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_of_large_images(layout: torch.memory_format) -> None:
+    """Statistics in one pass, put together from parts; then what is done to each element, all in one kernel."""
+    x = (3 * torch.randn(8, 6, 48, 48) + 40).contiguous(memory_format=layout)
+    w, b, mean, variance = (torch.rand(6) for _ in range(4))
+
+    def norm(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w, b, mean, variance = args
+        y = torch.ops.aten._native_batch_norm_legit_functional(x, w, b, mean, variance, True, 0.1, 1e-5)
+        return (F.relu(y[0]), *y[1:])
+
+    assert run_function(norm, x, w, b, mean, variance, rtol=1e-4, atol=1e-4).kernels == 3
+
+
 # -- reductions -----------------------------------------------------------------------------------
 POSITIONS: list[Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = [
     lambda x: (x.argmax(1), x.amax(1)),

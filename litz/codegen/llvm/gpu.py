@@ -28,7 +28,7 @@ from litz.loop.ir import Buffer, Kernel, Load
 _WIDEST = 8  # bytes of the widest type
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
-    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN, coarse=COARSE,
+    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, together=4, own=OWN, coarse=COARSE,
     fault="call void asm sideeffect \"trap;\", \"\"()",
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, expr
 from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
 
+_FEW_OPS = 24  # in a loop of which several steps may be written side by side
 # What the threads of a team found, value and position (of a value alone, none), as what all of them found.
 AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
 Alone = Callable[[], AbstractContextManager[None]]  # what one thread of the team does, when the others have come as far
@@ -219,10 +220,11 @@ class Rows:
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict[str, Slots], copies: int) -> None:
         if axes:
             axis, *rest = axes
+            together = not rest and self._is_simple(p)
             step = self.plan.team if axis == self.plan.shared_axis else 1
             with self._stretch(axis, step, p, accumulators, copies) as (start, stop, mine):
                 first = start if step == 1 else self.w.add(start, self.me)
-                with self.w.loop(first, stop, step) as i:
+                with self.w.loop(first, stop, step, together=together) as i:
                     self.frame.axes[axis] = i
                     self._reduced_loops(rest, p, mine, copies)
             return
@@ -241,6 +243,13 @@ class Rows:
             for v, count, mask in vectors(self.w, self.lanes, start, stop, copies, team, self.me, divided):
                 with self._standing_at(v, count, (mask,)):
                     self._pass_body(p, mine)
+
+    def _is_simple(self, p: int) -> bool:
+        """Whether a step of the pass only reads, and does little with what it reads: then the steps that follow need
+        not wait for it."""
+        one = self.plan.passes[p]
+        reads_only = all(isinstance(sink, Reduce) for sink in one.sinks)
+        return reads_only and not self.plan.over_reduced and len(one.ops) <= _FEW_OPS
 
     @contextmanager
     def _stretch(
