@@ -116,7 +116,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
     code = run("build", ctx, building.finish, rendering.modules)
-    for why in building.left_to_driver:
+    for why in code.left_to_driver:
         ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)

@@ -31,10 +31,11 @@ _Code = Union[bytes, GpuCode]
 
 
 class BuiltCode(NamedTuple):
-    """Object files of the processor's, and kernels of the GPU's."""
+    """Object files of the processor's, and kernels of the GPU's; why machine code of some is left to the driver."""
 
     objects: tuple[bytes, ...]
     kernels: tuple[GpuCode, ...]
+    left_to_driver: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -76,14 +77,14 @@ class Building:
         self._target, self._store = target, store
         self._workers = ThreadPoolExecutor(_threads(), "litz-build")  # a thread starts when there is work for it
         self._begun: dict[str, Future[_Code]] = {}
-        self.left_to_driver: dict[str, None] = {}  # why machine code of some kernels is made when they are loaded
+        self._left_to_driver: dict[str, None] = {}  # reasons
 
     def begin(self, module: str) -> None:
         if module not in self._begun:
             on_device = module.startswith(f'target triple = "{GPU_TRIPLE}"')
             machine = self._target if on_device else self._target.host
             how = _How(machine, quickly=not on_device and not self._target.host_computes)
-            self._begun[module] = self._workers.submit(_kept, module, how, self._store, self.left_to_driver)
+            self._begun[module] = self._workers.submit(_kept, module, how, self._store, self._left_to_driver)
 
     def finish(self, modules: Sequence[str]) -> BuiltCode:
         """The object code of these, in their order."""
@@ -94,6 +95,7 @@ class Building:
         return BuiltCode(
             tuple(code for code in made if isinstance(code, bytes)),
             tuple(code for code in made if isinstance(code, GpuCode)),
+            tuple(self._left_to_driver),
         )
 
 
