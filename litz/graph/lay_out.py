@@ -31,6 +31,7 @@ _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0
 _OF_IMAGES = {
     aten.convolution.default: (0,),
     aten._native_batch_norm_legit_no_training.default: (0,),
+    aten.cudnn_batch_norm.default: (0,),
     aten._native_batch_norm_legit_functional.default: (0,),
     aten._native_batch_norm_legit.no_stats: (0,),
     aten.native_batch_norm_backward.default: (0, 1),

@@ -108,6 +108,17 @@ def native_batch_norm(
     return _batch_norm_training(b, node, x, weight, bias, _Running(running_mean, running_var, momentum), eps)
 
 
+@lowers(aten.cudnn_batch_norm.default)
+def cudnn_batch_norm(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, running_mean: View | None,
+    running_var: View | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    """What eager takes on GPUs for some types. In training, tracing has made another of it."""
+    if training or running_mean is None or running_var is None:
+        return NotImplemented
+    return _batch_norm_inference(b, node, x, weight, bias, running_mean, running_var, eps)
+
+
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_no_training(
     b: Builder, node: fx.Node, x: View, weight: View | None, bias: View | None,

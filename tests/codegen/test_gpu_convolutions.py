@@ -12,6 +12,7 @@ from litz.codegen.llvm import shim
 from litz.codegen.plan_gpu import plan_for_gpu
 from litz.loop.expr import ONE
 from litz.loop.ir import Call, Kernel, Load, Program, Reduce, Store, View
+from tests.codegen import emulate
 from tests.codegen.emulate import run_function
 from tests.codegen.gpu_programs import gpu_programs
 
@@ -109,3 +110,17 @@ def test_what_it_computes(name: str) -> None:
     model, inputs = make(name, "inference", "cpu", small=True)
     model, x = model.float().requires_grad_(False), inputs["pixel_values"].float()
     run_function(lambda x: model(x).logits, x, rtol=1e-3, atol=1e-4)
+
+
+def test_the_batch_norm_that_eager_takes_on_gpus() -> None:
+    x = torch.randn(3, 5, 8, 8).to(memory_format=torch.channels_last)
+    w, b, mean, variance = torch.rand(4, 5).unbind()
+
+    def norm(*given: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.ops.aten.cudnn_batch_norm(*given, False, 0.1, 1e-5)[0])
+
+    program, given = emulate.program_of(norm, [x, w, b, mean, variance])
+    ran = emulate.run(program, given)
+    assert ran.kernels == 1 and not ran.others
+    wanted = torch.relu(torch.nn.functional.batch_norm(x, mean, variance, w, b))
+    torch.testing.assert_close(ran.results[0], wanted, rtol=1e-4, atol=1e-5)
