@@ -43,7 +43,7 @@ def litz(
     """`mode` and `options` are those of `torch.compile`, which leaves a mode of "default" out."""
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     for name in chosen.without_effect():
-        warn_once(f"the option {name!r} has no effect yet")
+        warn_once(f"the option {name} has no effect yet")
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
     piece = None if chosen.verify else piece_of(graph_module)  # what is being tested is compiled, worth it or not

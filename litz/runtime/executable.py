@@ -3,11 +3,13 @@
 In: an `Artifact`. Out: `Executable`, called with the flat inputs.
 
 Each call in flight has a `Frame` of its own (table of pointers) and a block of the process's arena, so that
-threads may call one executable at once.
+threads may call one executable at once. On a GPU a call may be answered by what an earlier one has recorded
+(`graphs.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -23,10 +25,12 @@ from litz.loop.expr import Expr
 from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
 from litz.loop.ir import Call, View, measure, views
+from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
 from litz.runtime.copies import copied
 from litz.runtime.device import ALIGNMENT, device_for
 from litz.runtime.frame import Frame, Shown
+from litz.runtime.graphs import Graphs, Replays
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
@@ -42,19 +46,22 @@ class Bound(NamedTuple):
 
     item: Item
     native: Callable[..., None] | None
-    operator: Operator | None
+    operator: Callable[[Frame], None] | None
     forgets: tuple[str, ...]
     drops: tuple[int, ...]
 
 
 class Executable:
-    def __init__(self, artifact: Artifact):
+    def __init__(self, artifact: Artifact, replays: Replays | None = None, gpu: int | None = None):
+        """`gpu`: which one it is for; where it is not said, the constants say it, or it is the current one."""
         self.plan = plan = artifact.plan
-        self.device = device_for(artifact.target, plan.slots, artifact.constants)
+        self.built = artifact.built
+        self.device = device_for(artifact.target, plan.slots, artifact.constants, gpu)
         self.slots = plan.slots
         self.constants = artifact.constants
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
-        self._code = Code(artifact.objects, artifact.target)
+        with self.device.current():
+            self._code = Code(artifact.objects, artifact.target)
         self._apart = frozenset(name for block in plan.apart for name in block.members)
         self._inputs = [(i, name) for i, name in enumerate(plan.inputs) if name is not None]
         assert [self.slots[name] for _, name in self._inputs] == list(range(len(self._inputs))), "inputs come first"
@@ -67,6 +74,8 @@ class Executable:
         self._only = self._is_simple(first)
         if first is not None:
             self._frames[()] = [first]
+        recorder = self.device.recorder()
+        self.graphs = None if replays is None or recorder is None else Graphs(self, replays, recorder)
 
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Item) -> Bound:
@@ -112,26 +121,79 @@ class Executable:
         return self._call(args, args, overwrite)
 
     def _call(self, args: Sequence[Any], own: list[Any] | None, overwrite: bool = False) -> list[Any]:
+        if self.device.aligns and self.device.is_elsewhere():
+            with self.device.current():
+                return self._call(args, own, overwrite)
         measured = measure(self.plan.sizes, self.plan.numbers, args) if self._measures else _NO_NUMBERS
+        if self.graphs is not None:
+            return self.graphs.call(self, args, own, overwrite, measured)
         return self.run(args, own, overwrite, measured)
 
     def run(self, args: Sequence[Any], own: list[Any] | None, overwrite: bool, measured: Measures) -> list[Any]:
         """Step by step. `own`: the arguments, where they are this call's to drop."""
         frame, frames = self._frame_for(measured)
-        block = self.device.take(frame.bytes)
-        frame.use(block)
-        if self.device.aligns:
-            self.device.tell(frame.slots)
+        block = self._begin(frame)
         try:
             self._take_inputs(frame, args)
             if self._only is not None:
                 return self._run_simple(self._only, frame)
-            self._run(frame, own, overwrite)
+            self._run(frame, self.items, own, overwrite)
             return self.results(frame.shown, frame.tensors, measured)
         finally:
             frame.tensors.clear()
             self.device.give(block)
             frames.append(frame)
+
+    # -- for `graphs.py` ----------------------------------------------------------------------------
+    def run_for(
+        self, names: Sequence[str], items: Sequence[Bound], args: Sequence[Any], overwrite: bool, measured: Measures
+    ) -> list[torch.Tensor]:
+        """The same by these items, which are its own or stand for them; the tensors of these buffers."""
+        frame, frames = self._frame_for(measured)
+        block = self._begin(frame)
+        try:
+            self._take_inputs(frame, args)
+            self._run(frame, items, None, overwrite)
+            return [frame.tensors[name] for name in names]
+        except RunFailed as failure:
+            raise failure.error from None
+        finally:
+            frame.tensors.clear()
+            self.device.give(block)
+            frames.append(frame)
+
+    def made_by(self, at: int, measured: Measures) -> torch.Tensor:
+        """What the item, an operator that takes no tensors, gives now."""
+        frame, frames = self._frame_for(measured)
+        bound = self.items[at]
+        assert bound.operator is not None
+        try:
+            bound.operator(frame)
+            (made,) = frame.tensors.values()
+            return made
+        finally:
+            frame.tensors.clear()
+            frames.append(frame)
+
+    def shown_for(self, measured: Measures) -> list[Shown | None]:
+        frame, frames = self._frame_for(measured)
+        frames.append(frame)
+        return frame.shown
+
+    def bytes_for(self, measured: Measures) -> int:
+        """Of memory that a call takes, and does not give back, if nothing of it is used twice."""
+        frame, frames = self._frame_for(measured)
+        frames.append(frame)
+        made = sum(math.prod(one.sizes) * one.dtype.itemsize for due in frame.due for one in due)
+        return frame.bytes + sum(frame.apart.values()) + made
+
+    # -- its steps ----------------------------------------------------------------------------------
+    def _begin(self, frame: Frame) -> Block:
+        block = self.device.take(frame.bytes)
+        frame.use(block)
+        if self.device.aligns:
+            self.device.tell(frame.slots, self.constants)
+        return block
 
     def _frame_for(self, measured: Measures) -> tuple[Frame, list[Frame]]:
         """One that is free, and where it goes back to; of new sizes, the oldest sizes' frames are let go."""
@@ -186,11 +248,11 @@ class Executable:
             raise self._failure(frame, only.item)
         return outputs
 
-    def _run(self, frame: Frame, own: list[Any] | None, overwrite: bool) -> None:
+    def _run(self, frame: Frame, items: Sequence[Bound], own: list[Any] | None, overwrite: bool) -> None:
         """Leaves the tensors that results are windows on with the frame."""
         slots, tensors, empty = frame.slots, frame.tensors, self.device.empty
         memory: dict[Apart, torch.Tensor] = {}
-        for (item, native, operator, forgets, drops), due in zip(self.items, frame.due, strict=True):
+        for (item, native, operator, forgets, drops), due in zip(items, frame.due, strict=True):
             for name, slot, sizes, strides, dtype in due:
                 tensors[name] = tensor = empty(sizes, strides, dtype)
                 slots[slot] = tensor.data_ptr()
