@@ -132,10 +132,9 @@ class Options:
 
     def without_effect(self) -> list[str]:
         """What is asked for, and accepted, and not done so far."""
-        found = [repr(name) for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
-        if self.mode.startswith("max-autotune"):
-            found.append(f"'mode': tuning, as {self.mode!r} asks for it,")
-        return found
+        changed = [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+        tuned = [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
+        return [f"the option {name!r}" for name in changed] + tuned
 
     @property
     def cacheable(self) -> bool:

@@ -169,7 +169,7 @@ def test_what_is_left_to_eager_names_the_line_of_the_user() -> None:
 def test_options_without_effect_say_so() -> None:
     for name, value in (("freeze", True), ("memory_budget", 0.5), ("mode", "max-autotune")):
         (said,) = Options.parse({name: value}).without_effect()
-        assert said.startswith(repr(name))
+        assert name in said
     assert Options().without_effect() == Options(mode="reduce-overhead").without_effect() == []
     leave._warned.clear()
     with pytest.warns(UserWarning, match="'freeze' has no effect yet"):

@@ -127,9 +127,10 @@ class _Alike:
 class Captures:
     """The captures of one program. Not for two threads at a time."""
 
-    def __init__(self, policy: Policy, say: Callable[[str], None]):
-        """`say` is told what came of it, each thing once."""
-        self.policy, self.say = policy, say
+    def __init__(self, policy: Policy, say: Callable[[str], None], varies: bool = True):
+        """`say` is told what came of it. `varies`: calls may differ in sizes, so that what holds of some need not hold
+        of others."""
+        self.policy, self.say, self._varies = policy, say, varies
         self._alike: dict[Hashable, _Alike] = {}
         self._made = 0
         self.stopped = False  # no more are made
@@ -158,7 +159,7 @@ class Captures:
         if alike is None or alike.refused:
             return None
         alike.see(addresses, thread)
-        if alike.calls < self.policy.calls or not self._may_pay(alike):
+        if alike.calls < self.policy.calls or not self._may_pay(key, alike):
             return None
         if self._made >= self.policy.most:
             self.stop(f"{self._made} captures were made, and sizes, numbers or addresses of arguments still change")
@@ -179,7 +180,7 @@ class Captures:
             found = self._alike[key] = _Alike()
         return found
 
-    def _may_pay(self, alike: _Alike) -> bool:
+    def _may_pay(self, key: Hashable, alike: _Alike) -> bool:
         if self.policy.asked:
             return True
         if len(alike.times) < self.policy.samples:
@@ -187,11 +188,8 @@ class Captures:
         host, device = min(t.host for t in alike.times), min(t.device for t in alike.times)
         if host >= _WAITING * device:
             return True
-        alike.refused = True
-        self.say(
-            f"not captured: the device is at work for {device * 1e3:.3g} ms a call, and the host starts one in "
-            f"{host * 1e3:.3g} ms"
-        )
+        busy, started = f"{device * 1e3:.3g} ms", f"{host * 1e3:.3g} ms"
+        self.refuse(key, f"the device is at work for {busy} a call, and the host starts one in {started}")
         return False
 
     def add(self, key: Hashable, fixed: Sequence[int], addresses: Sequence[int], capture: Capture) -> Entry:
@@ -206,7 +204,10 @@ class Captures:
         """Such calls are not captured any more."""
         self._alike[key].refused = True
         self._alike[key].entries.clear()
-        self.say(f"not captured: {why}")
+        if self._varies:
+            self.say(f"not captured: {why}")
+        else:
+            self.stop(why)
 
     def stop(self, why: str) -> None:
         if not self.stopped:

@@ -82,15 +82,11 @@ class Graphs:
         plan = executable.plan
         part = executable.built.part
         self.recorder = recorder
-        self.captures = Captures(replays.policy, lambda text: replays.say(f"{part}: {text}"))
+        varies = bool(plan.sizes or plan.numbers)
+        self.captures = Captures(replays.policy, lambda text: replays.say(f"{part}: {text}"), varies)
         self.lends: Collection[int] = ()
         given = len(plan.inputs) - len(executable.constants)
-        # Numbers are not read from memory when a capture is replayed; they belong to its key.
-        self.positions = [
-            position
-            for position, name in enumerate(plan.inputs[:given])
-            if name is not None and plan.buffers[name].kind != "number"
-        ]
+        self.positions = [position for position, name in enumerate(plan.inputs[:given]) if name is not None]
         self._has_floats = bool(plan.numbers)
         self.written = frozenset(i for i in self.positions if plan.inputs[i] in plan.written)
         self._lock = threading.Lock()

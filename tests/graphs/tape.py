@@ -1,9 +1,9 @@
 """A stand-in for CUDA graphs where there is no GPU: native functions of CPU programs are written down, and played back.
 
 While a `Tape` records, calls of native functions are not made, as a GPU makes none while it is captured; what they
-would have been given is kept. Played back, they are made with that. All graphs of a stream have their temporaries in one
-piece of memory, which is spoilt before each replay: nothing may rest on what another graph, or an earlier replay, has
-left there.
+would have been given is kept. Played back, they are made with that. All graphs of a stream have their temporaries in
+one piece of memory, which is spoilt before each replay: nothing may rest on what another graph, or an earlier replay,
+has left there.
 """
 
 from __future__ import annotations

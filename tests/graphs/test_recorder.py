@@ -1,4 +1,4 @@
-"""How captures are made and how they fail, with stand-ins for torch's CUDA graphs: what is called, and in which order."""
+"""How captures are made and how they fail, with stand-ins for torch's CUDA graphs: what is called, in which order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_work_that_fails_is_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         raise torch.OutOfMemoryError("out of memory\nand a page of figures")
 
-    with pytest.raises(Uncapturable, match="^OutOfMemoryError: out of memory$"):
+    with pytest.raises(Uncapturable, match=r"^OutOfMemoryError: out of memory$"):
         recorder.record(5, run)
     assert made.calls[-3:] == ["_cuda_clearCublasWorkspaces", "mine waits for aside", "reset"]
     assert "_cuda_releasePool" not in made.calls, "that graph gives its share back itself"
