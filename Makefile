@@ -17,6 +17,7 @@
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
 # make bench-gpu   models and kernels on a GPU, against eager and inductor; GPU="--only kernels" for a part
+# make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
@@ -29,7 +30,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-gpu bench-gpu test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: setup demo test test-all test-gpu bench-gpu bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -59,6 +60,9 @@ bench: setup
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(GPU)
+
+bench-latency: setup
+	$(BIN)/python -m benchmarks.gpu_latency $(GPU)
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu

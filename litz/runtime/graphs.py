@@ -128,7 +128,8 @@ class Graphs:
 
     def _key(self, args: Sequence[Any], overwrite: bool, measured: Measures) -> tuple[Hashable, list[int]]:
         stream = self.recorder.stream()
-        addresses = list(map(_address, [args[position] for position in self.positions]))
+        all_of_them = len(args) == len(self.positions)
+        addresses = list(map(_address, args if all_of_them else [args[position] for position in self.positions]))
         # What another capture has lent stays where it is; calls with the loans of one are alike.
         lent = self.recorder.lent(stream)
         loans = frozenset(lent.intersection(addresses)) if lent else None

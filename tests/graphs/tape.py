@@ -1,13 +1,14 @@
-"""A stand-in for CUDA graphs where there is no GPU: native functions of CPU programs are written down, and played back.
+"""A stand-in for CUDA graphs where there is no GPU: calls that CPU programs make are written down, and played back.
 
-While a `Tape` records, calls of native functions are not made, as a GPU makes none while it is captured; what they
-would have been given is kept. Played back, they are made with that. All graphs of a stream have their temporaries in
-one piece of memory, which is spoilt before each replay: nothing may rest on what another graph, or an earlier replay,
-has left there.
+While a `Tape` records, native functions and operators are not called, as a GPU makes no step while it is captured; what
+they would have been given is kept. Played back, they are called with that. All graphs of a stream have their
+temporaries in one piece of memory, which is spoilt before each replay: nothing may rest on what another graph, or an
+earlier replay, has left there.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from litz.runtime.captures import Time
 from litz.runtime.cuda_graph import NotNow, Uncapturable
 from litz.runtime.device import Cpu
 from litz.runtime.executable import Bound, Executable
+from litz.runtime.frame import Frame
+from litz.runtime.operator import Operator, _dtype
 
 _ARENA = 1 << 22
 
@@ -34,6 +37,7 @@ class Pool:
 @dataclass
 class Graph:
     calls: list[Callable[[], None]]
+    memory: list[torch.Tensor]  # made while it was recorded, and not given to anyone else
     pool: Pool
     tape: Tape
 
@@ -62,6 +66,7 @@ class Tape:
         self.now, self.capturing = 0, False
         self.pools: dict[int, Pool] = {}
         self.recording: list[Callable[[], None]] | None = None
+        self.memory: list[torch.Tensor] = []
         self.recorded = self.replays = 0
         self.fails: Exception | None = None  # raised in the midst of a capture
         self.busy = False  # another thread is capturing
@@ -83,7 +88,7 @@ class Tape:
         if self.busy:
             raise NotNow
         pool = self.pools.setdefault(stream, Pool())
-        self.recording = calls = []
+        self.recording, self.memory = calls, memory = [], []
         try:
             made = run()
             if self.fails is not None:
@@ -93,7 +98,13 @@ class Tape:
         finally:
             self.recording = None
         self.recorded += 1
-        return Graph(calls, pool, self), made
+        return Graph(calls, memory, pool, self), made
+
+    def operate(self, operator: Operator, frame: Frame) -> None:
+        if self.recording is None:
+            operator(frame)
+        else:
+            self.recording.append(_operation(operator, frame))
 
     def call(self, executable: Executable, native: Callable[..., None], *given: int) -> None:
         if self.recording is None:
@@ -127,15 +138,38 @@ def _frozen(
     return play
 
 
+def _operation(operator: Operator, frame: Frame) -> Callable[[], None]:
+    """The call of an operator, with results where there is room for them now; a GPU would have made that, too."""
+    slots = operator.executable.slots
+    results = {} if operator.into_arena else {view.buffer: view for view in operator.call.results if view is not None}
+    made = {
+        name: torch.empty_strided(frame.ints(view.sizes), frame.ints(view.strides), dtype=_dtype(view))
+        for name, view in results.items()
+    }
+    then = copy.copy(frame)
+    then.slots, then.views, given = type(frame.slots)(*frame.slots), {}, dict(frame.tensors)
+    frame.tensors.update(made)
+    for name, tensor in made.items():
+        frame.slots[slots[name]] = tensor.data_ptr()
+
+    def play() -> None:
+        then.tensors = dict(given)
+        operator(then)
+        for name, tensor in made.items():
+            tensor.copy_(then.tensors[name])
+
+    return play
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Tape:
     """From here on, CPU programs are captured by the tape that is returned."""
     tape = Tape()
-    bind, take = Executable._bind, Cpu.take
+    bind, take, empty = Executable._bind, Cpu.take, Cpu.empty
 
     def recordable(self: Executable, item: Any) -> Bound:
         bound = bind(self, item)
         if bound.native is None:
-            return bound
+            return bound._replace(operator=lambda frame, operator=bound.operator: tape.operate(operator, frame))
         return bound._replace(native=lambda *given, native=bound.native: tape.call(self, native, *given))
 
     def taken(self: Cpu, size: int) -> Block:
@@ -146,7 +180,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Tape:
         assert start + size <= _ARENA
         return Block(memory.data_ptr() + start, size, None)
 
+    def emptied(*form: Any) -> torch.Tensor:
+        made = empty(*form)
+        if tape.recording is not None:
+            tape.memory.append(made)
+        return made
+
     monkeypatch.setattr(Executable, "_bind", recordable)
+    monkeypatch.setattr(Cpu, "empty", staticmethod(emptied))
     monkeypatch.setattr(Cpu, "take", taken)
     monkeypatch.setattr(Cpu, "recorder", lambda self: tape)
     return tape
