@@ -19,6 +19,7 @@
 # make bench-residency   memory after a thousand compiles and a reset
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
+# make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
@@ -31,7 +32,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -64,6 +65,9 @@ bench-gpu: setup
 
 bench-gpu-cold: setup
 	$(BIN)/python -m benchmarks.gpu_cold $(GPU)
+
+bench-latency: setup
+	$(BIN)/python -m benchmarks.gpu_latency $(GPU)
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu

@@ -39,7 +39,12 @@ class Options:
     freeze: bool = _option(
         False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
     )
-    mode: str = _option("default", changes_code=True, doc="what to favour: " + ", ".join(MODES))
+    mode: str = _option(
+        "default",
+        changes_code=True,
+        doc="what to favour: " + ", ".join(MODES) + "; on GPUs it says when calls are captured as CUDA graphs: where "
+        "that pays ('default'), wherever it can be done ('reduce-overhead', 'max-autotune'), or never",
+    )
     fuel: int | None = _option(
         None, changes_code=True, doc="how many optimisations may be applied before all others are skipped; None: all"
     )
@@ -126,8 +131,10 @@ class Options:
         }
 
     def without_effect(self) -> list[str]:
-        """Options set to something that Litz accepts and does nothing about, so far."""
-        return [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+        """What is asked for, and accepted, and not done so far."""
+        changed = [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+        tuned = [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
+        return [f"the option {name!r}" for name in changed] + tuned
 
     @property
     def cacheable(self) -> bool:
@@ -264,7 +271,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
 }
 
 
-_WITHOUT_EFFECT = ("memory_budget", "freeze", "mode")
+_WITHOUT_EFFECT = ("memory_budget", "freeze")
 _DEFAULTS = Options()
 
 

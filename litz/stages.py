@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from litz.capture.apart import apart_from_caller
 from litz.context import Context
 from litz.errors import OptionError
@@ -18,7 +20,10 @@ from litz.loop.ir import Program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
 from litz.runtime.artifact import Artifact
+from litz.runtime.captures import policy_for
 from litz.runtime.executable import Executable
+from litz.runtime.graphs import Replays
+from litz.target import GpuTarget
 
 STAGES = (
     "rewrite_pre_grad", "trace", "rewrite_joint", "replay_draws", "lay_out", "split", "rewrite_post_grad",
@@ -57,10 +62,14 @@ def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: A
 
 
 def loader(ctx: Context) -> Callable[[Artifact], Executable]:
-    """The last stage: what was compiled, ready to be called."""
+    """The last stage: what was compiled, ready to be called; on the GPU that is the current one now, whichever is when
+    a backward is loaded."""
+    policy = policy_for(ctx.options.mode)
+    replays = None if policy is None else Replays(policy, ctx.tell_of_graphs)
+    gpu = torch.cuda.current_device() if isinstance(ctx.target, GpuTarget) else None
 
     def load(artifact: Artifact) -> Executable:
-        ready = run("load", ctx, Executable, artifact)
+        ready = run("load", ctx, Executable, artifact, replays, gpu)
         if ready.code.from_ptx:
             ctx.note(f"the driver made machine code of {ready.code.from_ptx} kernels while loading them")
             ctx.publish()
