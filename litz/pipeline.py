@@ -109,7 +109,9 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
     objects = run("build", ctx, building.finish, rendering.modules)
     constants = tuple(lowered.constants)
-    plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
+    plan = host_plan(
+        program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace, rendering.handed
+    )
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)

@@ -48,6 +48,7 @@ class Item:
     returns: tuple[Apart, ...] = ()  # memory that is not needed afterwards
     drops: tuple[Dropped, ...] = ()
     in_time: bool = True  # it ends before the first step that the caller can see to have been run
+    hands: tuple[str, ...] = ()  # buffers that it leaves to the caller, as handles in their slots
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ class HostPlan:
 
 def host_plan(
     program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], slots: Mapping[str, int], constants: int,
-    workspace: int,
+    workspace: int, handed: frozenset[str] = frozenset(),
 ) -> HostPlan:  # fmt: skip
-    """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some."""
-    items = _items(program, layout, runs, constants)
+    """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some.
+    `handed`: buffers whose handles native code leaves to the caller."""
+    items = _items(program, layout, runs, constants, handed)
     written = {name for step in program.steps for name in step.writes if program.buffers[name].kind == "input"}
     return HostPlan(
         program.buffers, program.inputs, program.outputs, program.sizes, program.numbers, items, slots, layout.shared,
@@ -125,12 +127,15 @@ def host_plan(
     )  # fmt: skip
 
 
-def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], constants: int) -> tuple[Item, ...]:
+def _items(
+    program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], constants: int, handed: frozenset[str]
+) -> tuple[Item, ...]:
     starts = [first for first, _ in runs]
     made: list[list[str]] = [[] for _ in runs]
     taken: list[list[Apart]] = [[] for _ in runs]
     returned: list[list[Apart]] = [[] for _ in runs]
     dropped: list[list[Dropped]] = [[] for _ in runs]
+    hands: list[list[str]] = [[] for _ in runs]
 
     def item_of(step: int) -> int:
         return max(0, bisect_right(starts, step) - 1)
@@ -141,6 +146,8 @@ def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], co
     for block in layout.apart:
         taken[item_of(block.first)].append(block)
         returned[item_of(block.last)].append(block)
+    for name in sorted(handed):
+        hands[item_of(layout.first_use[name])].append(name)
     leaving = {v.buffer for v in program.outputs if isinstance(v, View)}
     given = program.inputs[: len(program.inputs) - constants]
     inputs = {name: i for i, name in enumerate(given) if name is not None}
@@ -151,7 +158,7 @@ def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], co
     return tuple(
         Item(
             run, first, tuple(made[i]), tuple(taken[i]), tuple(returned[i]), tuple(dropped[i]),
-            layout.first_effect is None or ends[i] <= layout.first_effect,
+            layout.first_effect is None or ends[i] <= layout.first_effect, tuple(hands[i]),
         )
         for i, (first, run) in enumerate(runs)
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from litz.capture.forward_mode import carries_tangents
+from litz.codegen.llvm.shim import handle_slot
 from litz.codegen.plan import IN_TIME, HostPlan, Item, Native
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
@@ -30,6 +31,10 @@ from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
 from litz.schedule.place import place, size_of
 
+# An address, as torch's own functions take it.
+_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
 
 
@@ -234,6 +239,8 @@ class Executable:
                 native(*frame.native)
                 if frame.error.value:
                     raise self._failure(frame, item)
+                if item.hands:
+                    tensors.update(zip(item.hands, self._handed(frame, item), strict=True))
             else:
                 try:
                     operator(frame)  # type: ignore[misc]
@@ -247,6 +254,11 @@ class Executable:
                 if own is not None and position is not None:
                     own[position] = None
         return [self._output(frame, output) for output in self.plan.outputs]
+
+    def _handed(self, frame: Frame, item: Item) -> list[torch.Tensor]:
+        """What operators called from native code have made, which is Python's from here on."""
+        handles = (frame.slots[self.slots[handle_slot(name)]] for name in item.hands)
+        return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(h, None, None) for h in handles])
 
     def _memory_for(self, block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
         if block.into is not None:

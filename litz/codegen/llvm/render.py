@@ -32,6 +32,7 @@ class Rendering:
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
+    handed: frozenset[str] = frozenset()  # buffers whose handles native code leaves to its caller
 
     def text(self) -> str:
         return "\n".join(self.modules)
@@ -45,6 +46,7 @@ def render(
     module = Module(Dialect(target.host.function_bytes))
     device = shim.DEVICES[target.device]
     native = shim.native_calls(program, device)
+    handed = shim.handed_over(program, native)
     slots = _slots(program, native, device)
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
@@ -82,7 +84,8 @@ def render(
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         if isinstance(step, Call):
             for name in writer.call(step):
-                held.setdefault(layout.last_use[name], []).append(name)
+                if name not in handed:
+                    held.setdefault(layout.last_use[name], []).append(name)
         else:
             writer.make_room()
             kernels.start(writer, [program.steps[position] for position in positions])
@@ -92,7 +95,7 @@ def render(
         writer = host.HostWriter(module, "run0", slots, sizes, device)
     close()
     modules = (*kernels.modules, module.text())
-    return Rendering(modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace)
+    return Rendering(modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace, handed)
 
 
 def _slots(program: Program, native: frozenset[str], device: shim.Device) -> dict[str, int]:
