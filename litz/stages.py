@@ -21,7 +21,7 @@ from litz.runtime.artifact import Artifact
 from litz.runtime.executable import Executable
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
+    "rewrite_pre_grad", "trace", "rewrite_joint", "rewrite_for_target", "lay_out", "split", "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build", "load",
 )  # fmt: skip
 AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on

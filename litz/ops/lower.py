@@ -32,6 +32,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     conv,
     conv_backward,
     create,
+    cut_product,
     foreach,
     grid,
     index,
