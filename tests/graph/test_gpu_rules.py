@@ -27,6 +27,7 @@ from litz.schedule.fuse import fuse
 from litz.schedule.simplify import mark_outputs, merge_axes
 from tests.codegen.emulate import gpu_target, run
 from tests.codegen.gpu_programs import compile_for_gpu
+from tests.codegen.test_gpu_programs import Block, ids
 from tests.graph.rewriting import Rewritten, context, rewrite
 
 aten = torch.ops.aten
@@ -65,6 +66,41 @@ def test_they_do_nothing_on_the_cpu_and_are_right(name: str) -> None:
     done = rewritten(function, inputs, rules, tolerance=1e-2, training=True)
     # That one runs after the split, where the backward no longer holds on to the linear layer's result.
     assert done.fired.get(name) or name == "linear_permute"
+
+
+# -- activations --------------------------------------------------------------------------------------
+def layers(activation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, w, b: activation(F.linear(x, w, b)) @ w
+
+
+X, W, B = torch.randn(2, 5, 16).bfloat16(), torch.randn(16, 16).bfloat16(), torch.randn(16).bfloat16()
+
+
+@pytest.mark.parametrize("activation", [F.relu, lambda x: F.gelu(x, approximate="tanh")], ids=["relu", "gelu"])
+def test_activations_are_part_of_the_product(activation: Callable[..., Any]) -> None:
+    done = rewritten(layers(activation), [X, W, B], GPU, tolerance=5e-2)
+    assert done.fired == {"activation_in_product": 1} and done.count(aten._addmm_activation.default) == 1
+    # The user, too, reads it from memory.
+    assert rewritten(lambda x, w, b: activation(F.linear(x, w, b)), [X, W, B], GPU, tolerance=5e-2).fired
+
+
+def test_activations_that_are_left() -> None:
+    assert rewritten(layers(F.gelu), [X, W, B], GPU).fired == {}
+    tanh = lambda x: F.gelu(x, approximate="tanh")  # noqa: E731
+    # A kernel of ours reads it; the product is read by others; in float32 the library is less exact.
+    assert rewritten(layers(lambda x: tanh(x) * 2), [X, W, B], GPU).fired == {}
+    assert rewritten(lambda x, w, b: (lambda h: tanh(h) @ w + h)(F.linear(x, w, b)), [X, W, B], GPU).fired == {}
+    assert rewritten(layers(tanh), [X.float(), W.float(), B.float()], GPU).fired == {}
+    assert rewritten(layers(F.relu), [X.float(), W.float(), B.float()], GPU).fired == {"activation_in_product": 1}
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "none"])
+def test_activations_in_training(activation: str) -> None:
+    """The backward of `relu` reads its result; that of `gelu` what it was computed from, which is kept then."""
+    made = compile_for_gpu(Block(activation=activation).bfloat16(), {"ids": ids(), "labels": ids()}, training=True)
+    assert made.fired.get("activation_in_product", 0) == int(activation == "relu")
+    inference = compile_for_gpu(Block(activation=activation).bfloat16(), {"ids": ids()})
+    assert inference.fired.get("activation_in_product", 0) == int(activation != "none")
 
 
 # -- padding ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ Whether it pays is tried on the device (`graph/trials.py`), copies included; whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch import fx
 from litz.graph.alias import escapes, is_view, read_in_backward
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, rule
-from litz.graph.rules.gpu import on_gpu
+from litz.graph.rules.gpu import on_gpu, readers
 from litz.graph.sizes import likely, size_of
 from litz.graph.trials import Matrix, Product, milliseconds, milliseconds_a_byte
 from litz.ops.cut_product import cut_product
@@ -133,7 +132,7 @@ def _bytes_moved(match: Match, padding: Padding, whole: bool) -> int:
     for node, is_padded in ((match["a"], rows or depth), (match["b"], depth or columns)):
         if is_padded and not _is_generated(node):
             moved += 2 * _bytes(node)
-    seen = (rows or columns) and (whole or any(_sees_layout(reader) for reader in _readers(match.root)))
+    seen = (rows or columns) and (whole or any(_sees_layout(reader) for reader in readers(match.root)))
     return moved + (2 * _bytes(match.root) if seen else 0)
 
 
@@ -154,22 +153,13 @@ def _is_generated(node: fx.Node) -> bool:
 _CALLED = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default}
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads the node, itself or through views."""
-    for user in node.users:
-        if is_view(user):
-            yield from _readers(user)
-        else:
-            yield user
-
-
 def _sees_layout(reader: fx.Node) -> bool:
     return reader.op == "output" or why_it_sees_layouts(reader.target) is not None
 
 
 def _is_copied_whole(node: fx.Node) -> bool:
     """Whether the padded result would be copied, and read by nobody else."""
-    return all(_sees_layout(reader) for reader in _readers(node))
+    return all(_sees_layout(reader) for reader in readers(node))
 
 
 # -- how it is done -----------------------------------------------------------------------------------
@@ -187,7 +177,7 @@ def _padded(match: Match, node: fx.Node, rows: int, columns: int) -> fx.Node:
     known = _padded_already(node, rows, columns)
     if known is not None:
         return known
-    if (rows and columns) or not _is_generated(node) or any(_sees_layout(user) for user in _readers(node)):
+    if (rows and columns) or not _is_generated(node) or any(_sees_layout(user) for user in readers(node)):
         return match.call(aten.constant_pad_nd.default, node, [0, columns, 0, rows], 0)
     return _made_padded(match, node, rows, columns)
 
