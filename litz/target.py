@@ -92,6 +92,11 @@ class Target:
         return True
 
     @property
+    def races_eager(self) -> bool:
+        """Whether compiled code is timed against eager, unless the user says otherwise."""
+        return False
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -131,6 +136,7 @@ class GpuTarget:
     generates_products = False
     walks_in_order = False
     calls_libraries = False
+    races_eager = True
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
