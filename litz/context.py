@@ -36,6 +36,7 @@ class Context:
     options: Options
     target: Machine
     cache: Lasting | None = None
+    key: str | None = None  # of what is compiled, in the cache
     timings: dict[str, float] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     firings: list[Firing] = field(default_factory=list)

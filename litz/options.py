@@ -58,6 +58,11 @@ class Options:
     backward: str = _option(
         "lazy", changes_code=False, doc="compile the backward when it is first needed ('lazy') or with the forward"
     )
+    never_slower: bool | None = _option(
+        None,
+        changes_code=False,
+        doc="time each graph against eager on its first calls, and keep the faster; None: on a GPU, not on a CPU",
+    )
     threads: int | None = _option(
         None, changes_code=True, doc="threads a kernel may use; None: what torch.get_num_threads() says at compile time"
     )
@@ -196,6 +201,11 @@ def _check_flag(name: str, value: Any) -> None:
         raise _bad(name, value, "True or False")
 
 
+def _check_choice_of_flag(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise _bad(name, value, "True, False or None")
+
+
 def _check_count(minimum: int) -> Callable[[str, Any], None]:
     def check(name: str, value: Any) -> None:
         if value is None:
@@ -261,6 +271,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "snapshots": _check_flag,
     "matmul": _check_choice(MATMUL_CHOICES),
     "backward": _check_choice(BACKWARD_CHOICES),
+    "never_slower": _check_choice_of_flag,
     "threads": _check_count(1),
     "cpu_levels": _check_names,
     "inner_compile": _check_callable,

@@ -24,8 +24,9 @@ from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import Split, split_by_minimum_cut
 from litz.graph.replay_draws import replay_draws
+from litz.graph.rewrite_for_target import rewrite_for_target
 from litz.graph.rewrite_joint import rewrite_joint
-from litz.graph.rewrite_post_grad import rewrite_post_grad
+from litz.graph.rewrite_post_grad import rewrite_inference, rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint, Tangent, Training
 from litz.loop.remember import forget
@@ -60,10 +61,12 @@ def compile_to_data(
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    joint = run("rewrite_for_target", ctx, rewrite_for_target, joint, ctx)
     joint = run("replay_draws", ctx, replay_draws, joint, ctx)
     joint = run("lay_out", ctx, lay_out, joint, ctx)
     if not joint.signature.differentiable:
-        return Compiled(joint.signature, compile_graph(joint.graph, ctx)), None
+        graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
+        return Compiled(joint.signature, compile_graph(graph, ctx)), None
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
     step = _training(joint, split, forward)

@@ -26,7 +26,8 @@ from litz.runtime.graphs import Replays
 from litz.target import GpuTarget
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "replay_draws", "lay_out", "split", "rewrite_post_grad",
+    "rewrite_pre_grad", "trace", "rewrite_joint", "rewrite_for_target", "replay_draws", "lay_out", "split",
+    "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "split_reductions", "join_small", "plan_memory",
     "render", "build", "load",
 )  # fmt: skip

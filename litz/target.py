@@ -129,6 +129,11 @@ class Target:
         return 1
 
     @property
+    def races_eager(self) -> bool:
+        """Whether compiled code is timed against eager, unless the user says otherwise."""
+        return False
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"
@@ -176,6 +181,7 @@ class GpuTarget:
     host_computes = False
     starts_are_dear = True
     cuts_sums_early = False
+    races_eager = True
 
     @property
     def drawing_threads(self) -> int:

@@ -17,6 +17,7 @@ from litz.capture.collector import COLLECTOR
 from litz.capture.higher_order import write_out
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.lift_state import lift_state
+from litz.capture.never_slower import never_slower
 from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
@@ -126,9 +127,10 @@ def compile_or_leave(
     ctx = _context(options, occasion or Occasion(training=training), [*inputs, *made])
     try:
         with _gpu_of([*inputs, *made]):
-            return compile_or_recall(
+            compiled = compile_or_recall(
                 function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
             )
+            return never_slower(compiled, function, inputs, ctx)
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
@@ -187,7 +189,8 @@ def _compile_for_all_sizes(
 
     try:
         with _gpu_of([*inputs, *_made(graph_module)]):
-            return compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+            compiled = compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+            return never_slower(compiled, graph_module.forward, fakes, ctx)
     except Exception as error:
         if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
             raise

@@ -32,6 +32,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     conv,
     conv_backward,
     create,
+    cut_product,
     draw,
     foreach,
     grid,
@@ -205,7 +206,7 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
             return _write_over(builder, node, args[0], result)
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
-    if not _typed(args, node.meta.get("val")):
+    if lowering is not library.call and not _typed(args, node.meta.get("val")):
         return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
     try:
         made = len(builder.steps)

@@ -302,7 +302,9 @@ class Executable:
         return [
             window.of(tensors[window.buffer])
             if window is not None
-            else output.at(measured) if isinstance(output, Expr) else output
+            else output.at(measured)
+            if isinstance(output, Expr)
+            else output
             for output, window in zip(self.plan.outputs, shown, strict=True)
         ]
 

@@ -27,6 +27,8 @@ _OF_ALL = {
     "aten::mm": "mm_out", "aten::addmm": "addmm_out", "aten::bmm": "bmm_out", "aten::baddbmm": "baddbmm_out",
     "aten::convolution": "convolution",
 }  # fmt: skip
+_ATTENTIONS = tuple(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn"))
+_OF_GPUS = ("_addmm_activation", "convolution_backward", *_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS))
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,15 @@ DEVICES = {
             "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
     }),
     "cuda": Device(1, {name: f"aoti_torch_cuda_{function}" for name, function in _OF_ALL.items()} | {
-        "aten::_scaled_dot_product_flash_attention": "aoti_torch_cuda__scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention": "aoti_torch_cuda__scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention": "aoti_torch_cuda__scaled_dot_product_cudnn_attention",
-        "aten::convolution_backward": "aoti_torch_cuda_convolution_backward",
+        f"aten::{function}": f"aoti_torch_cuda_{function}" for function in _OF_GPUS
     }, (DEVICE_SLOT, STREAM_SLOT), hands_over=True),
 }  # fmt: skip
 
 # What host functions leave in the error cell.
 OPERATOR_FAILED = LAST_FAULT + 1
 
-SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
+SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15,
+               "torch.uint64": 29}  # fmt: skip
 
 
 def native_calls(program: Program, device: Device) -> frozenset[str]:
@@ -201,6 +201,15 @@ class _CallWriter:
     def stop_if(self, condition: str, code: int) -> None:
         stop_if(self.w, condition, code)
 
+    def no_tensor(self) -> str:
+        """A handle on none, which an operator takes that was traced with None for a tensor; released after the call."""
+        cell = self.w.slot("ptr", 8)
+        self.module.declare("declare i32 @aoti_torch_new_uninitialized_tensor(ptr)")
+        self.w.emit(f"call i32 @aoti_torch_new_uninitialized_tensor(ptr {cell})")
+        handle = self.w.let(f"load ptr, ptr {cell}")
+        self.handles.append(handle)
+        return handle
+
     def tensor(self, view: View) -> str:
         """A handle on the window, released after the call."""
         w = self.w
@@ -239,6 +248,8 @@ class _CallWriter:
             return [f"ptr {numbers}", f"i64 {len(value)}"]
         if optional and value is None:
             return ["ptr null"]
+        if inner == "Tensor" and value is None:
+            return [f"ptr {self.no_tensor()}"]
         text = self._plain(inner, value)
         if not optional:
             return [text]

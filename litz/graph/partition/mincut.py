@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.alias import CHECKS, base, is_view
+from litz.graph.alias import CHECKS, COMPUTED_AGAIN, base, is_view
 from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
@@ -228,17 +228,18 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
 
 
 def _price(node: fx.Node, alive: set[fx.Node]) -> int:
-    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases."""
+    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases, nor what
+    a rule has written to be computed again."""
     value = node.meta.get("val")
     if node in alive:
         return 1
     if isinstance(value, (torch.SymInt, int, float, bool)):
         return 1
-    if not isinstance(value, torch.Tensor) or is_view(node):
+    if not isinstance(value, torch.Tensor) or is_view(node) or COMPUTED_AGAIN in node.meta:
         return INFINITE
-    narrow = _narrow_type(node)
-    if narrow is not None:
-        return 1 + likely(value.numel()) * narrow.itemsize  # rather what it was cast from, which is there already
+    if _narrow_type(node) is not None:
+        whole = base(node.args[0]).meta["val"]  # rather this, which is there already
+        return 1 + max(likely(whole.numel()), likely(value.numel())) * whole.element_size()
     return max(2, likely(value.numel()) * value.element_size())
 
 
