@@ -5,6 +5,7 @@
 # make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
 # make test-ecosystem   transformers' Trainer and generate, diffusers, PyG, PEFT, Lightning, DDP, each against eager
 # make test-gpu   what is compiled for a GPU, run on one
+# make test-gpu-ops   the operators of torch's own database on a GPU, by many processes; OPS="--seconds 520 --resume" for a part, and the next
 # make docs    writes docs/OPERATORS.md
 # make bench   the full table, also written to benchmarks/results.json
 # make bench-training   the same for training, also written to benchmarks/training.json
@@ -16,7 +17,9 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
-# make bench-gpu   models and kernels on a GPU, against eager and inductor; GPU="--only kernels" for a part
+# make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
+# make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
+# make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
@@ -29,7 +32,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-gpu bench-gpu test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -60,8 +63,17 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
+bench-gpu-cold: setup
+	$(BIN)/python -m benchmarks.gpu_cold $(GPU)
+
+bench-latency: setup
+	$(BIN)/python -m benchmarks.gpu_latency $(GPU)
+
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
+
+test-gpu-ops: setup
+	$(BIN)/python -m tests.opinfo.sweep --device cuda $(OPS)
 
 bench-training: setup
 	$(BIN)/python -m benchmarks.training

@@ -67,7 +67,7 @@ def bars(results: Mapping[str, Any]) -> list[Bar]:
         models = list(results["cold"])
         found.append(_each("cold first call / inductor's, each model", results["cold"], cold_ratio, results, COLD_EACH))
         found.append(
-            _mean(
+            mean(
                 "cold first call / inductor's, geometric mean",
                 [cold_ratio(results, model) for model in models],
                 at_most=COLD_MEAN,
@@ -76,7 +76,7 @@ def bars(results: Mapping[str, Any]) -> list[Bar]:
     if "steps" in results:
         models = list(results["steps"])
         found.append(
-            _mean(
+            mean(
                 "step: times as fast as inductor, geometric mean",
                 [speedup(results, model, "inductor") for model in models],
                 at_least=STEP_MEAN,
@@ -96,19 +96,19 @@ def _each(
     name: str, models: Any, measure: Callable[..., float | None], results: Mapping[str, Any], limit: float
 ) -> Bar:
     ratios = {model: measure(results, model) for model in models}
-    return _worst(name, ratios, f"at most {limit:.3f}", lambda value: value <= limit, max)
+    return worst(name, ratios, f"at most {limit:.3f}", lambda value: value <= limit, max)
 
 
 def _slowest(name: str, results: Mapping[str, Any], models: list[str]) -> Bar:
     ratios = {model: speedup(results, model, "eager") for model in models}
-    return _worst(name, ratios, f"at least {STEP_EACH:.2f}", lambda value: value >= STEP_EACH, min)
+    return worst(name, ratios, f"at least {STEP_EACH:.2f}", lambda value: value >= STEP_EACH, min)
 
 
 def _errors(results: Mapping[str, Any], models: list[str]) -> Bar:
     ratios = {
         model: ratio(step(results, model, "litz", "error"), step(results, model, "eager", "error")) for model in models
     }
-    return _worst("error against float64 / eager's", ratios, f"at most {ERROR:.1f}", lambda value: value <= ERROR, max)
+    return worst("error against float64 / eager's", ratios, f"at most {ERROR:.1f}", lambda value: value <= ERROR, max)
 
 
 def _arenas(results: Mapping[str, Any], models: list[str]) -> Bar:
@@ -116,10 +116,10 @@ def _arenas(results: Mapping[str, Any], models: list[str]) -> Bar:
         model: ratio(step(results, model, "litz", "arena_bytes"), results["steps"][model].get("peak_bytes"))
         for model in models
     }
-    return _worst("arena / eager's peak of live activations", ratios, "at most 1.0", lambda value: value <= 1, max)
+    return worst("arena / eager's peak of live activations", ratios, "at most 1.0", lambda value: value <= 1, max)
 
 
-def _worst(
+def worst(
     name: str,
     ratios: Mapping[str, float | None],
     wanted: str,
@@ -133,8 +133,8 @@ def _worst(
         return Bar(name, wanted, "no figures", None if not ratios else False)
     # NaN is never good, and must not hide behind max() or min().
     bad = [model for model, value in known.items() if not good(value)]
-    worst = bad[0] if any(value != value for value in known.values()) else pick(known, key=lambda model: known[model])
-    text = f"worst {known[worst]:.3f} ({worst})"
+    least = bad[0] if any(value != value for value in known.values()) else pick(known, key=lambda model: known[model])
+    text = f"worst {known[least]:.3f} ({least})"
     if bad:
         text += f"; missed by {', '.join(bad)}"
     if missing:
@@ -142,13 +142,13 @@ def _worst(
     return Bar(name, wanted, text, not bad and not missing)
 
 
-def _mean(name: str, values: list[float | None], *, at_most: float | None = None, at_least: float | None = None) -> Bar:
-    mean = geometric_mean(values)
+def mean(name: str, values: list[float | None], *, at_most: float | None = None, at_least: float | None = None) -> Bar:
+    found = geometric_mean(values)
     wanted = f"at most {at_most:.3f}" if at_most is not None else f"at least {at_least:.2f}"
-    if mean is None:
-        return Bar(name, wanted, "a model has no figure", False)
-    met = mean <= at_most if at_most is not None else mean >= (at_least or 0)
-    return Bar(name, wanted, f"{mean:.3f}", met)
+    if found is None:
+        return Bar(name, wanted, "a model has no figure" if values else "no figures", False if values else None)
+    met = found <= at_most if at_most is not None else found >= (at_least or 0)
+    return Bar(name, wanted, f"{found:.3f}", met)
 
 
 def _bert_launches(results: Mapping[str, Any]) -> Bar:

@@ -1,263 +1,196 @@
 """Steps on one GPU: Litz, eager and `inductor` in turns, in bfloat16 with random weights.
 
-`python -m benchmarks.gpu` measures four models in inference and training, each pair in a process of its own: the first
-call with all caches off, the step, the peak of memory, and the largest difference from eager's result; then single
-kernels against the copy bandwidth. `--models bert,vit`, `--modes training`, `--only models|kernels` for a part;
-`--without-inductor` leaves the longest part out; `--output F` writes what was found (default `benchmarks/gpu.json`).
+`python -m benchmarks.gpu` measures models in inference and training, each row in a process of its own: the first call
+with all caches off, the step, the peak of memory and the error against float64; then single kernels against the copy
+bandwidth. It prints a table and the bars, and keeps the rows in `benchmarks/gpu.json` (`--output F`) among those of
+earlier runs, so that runs can be parts of one: each row says when it was measured, and with what.
+
+    --models bert,vit --modes training --only models|kernels   a part
+    --seconds 520          begins no row that would not end in time; what was never measured, or longest ago, goes first
+    --without-inductor     leaves the longest part out, and with it most bars; such rows are not kept
+    --report               prints what is there, and measures nothing
+    --profile bert:training [--contenders litz,eager,inductor] [--top 25]
+                           the dearest kernels of a step, and the loops behind those that Litz generated
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import ROOT, in_fresh_process, without_caches
+from benchmarks.process import ROOT, in_fresh_process, stand_in_warning, without_caches
 from benchmarks.table import figure, geometric_mean, render
 
 OUTPUT = ROOT / "benchmarks" / "gpu.json"
-ROUNDS, STEPS = 7, 3
-BEST_EACH, BEST_MEAN, COLD, PEAK = 1.0, 1.2, 0.3, 1.02
+OPERATORS = ROOT / "build" / "opinfo-cuda.json"  # what `make test-gpu-ops` left
+KERNELS = "kernels"
+# Seconds that a row takes, where no earlier run has said: what inductor compiles is most of it.
+_TAKES = {"inference": 60.0, "training": 110.0, "one": 60.0, KERNELS: 150.0}
+_TAKES_WITHOUT = {"inference": 25.0, "training": 40.0, "one": 25.0, KERNELS: 40.0}
 
-
-def _models() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
-    import torch
-    from transformers import (
-        BertConfig,
-        BertForMaskedLM,
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-        ViTConfig,
-        ViTForImageClassification,
-    )
-
-    def ids(vocabulary: int, *shape: int) -> dict[str, Any]:
-        return {"input_ids": torch.randint(0, vocabulary, shape)}
-
-    llama = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16, vocab_size=32000,
-        use_cache=False,
-    )  # fmt: skip
-    return {
-        "bert": lambda: (BertForMaskedLM(BertConfig()), ids(30522, 32, 512)),
-        "gpt2": lambda: (GPT2LMHeadModel(GPT2Config(use_cache=False)), ids(50257, 16, 1024)),
-        "llama": lambda: (LlamaForCausalLM(llama), ids(32000, 8, 1024)),
-        "vit": lambda: (ViTForImageClassification(ViTConfig()), {"pixel_values": torch.randn(64, 3, 224, 224)}),
-    }
-
-
-def measure_model(name: str, mode: str, contenders: list[str]) -> dict[str, Any]:
-    """All contenders on one model, in turns."""
-    import torch
-
-    torch.manual_seed(0)
-    model, inputs = _models()[name]()
-    training = mode == "training"
-    model = model.cuda().bfloat16().train(training)
-    for module in model.modules():  # the same numbers from all
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    inputs = {k: (v.bfloat16() if v.is_floating_point() else v).cuda() for k, v in inputs.items()}
-    if training:
-        first = next(iter(inputs.values()))
-        inputs["labels"] = inputs.get("input_ids", torch.zeros(len(first), dtype=torch.long, device="cuda"))
-
-    def step(run: Any) -> Any:
-        if not training:
-            with torch.no_grad():
-                return run(**inputs).logits
-        model.zero_grad(set_to_none=True)
-        loss = run(**inputs).loss
-        loss.backward()
-        return loss.detach()
-
-    runs = {"eager": model} | {c: torch.compile(model, backend=c) for c in contenders}
-    wanted = step(model).float()
-    torch.cuda.synchronize()
-    found: dict[str, Any] = {c: {} for c in runs}
-    for contender, run in runs.items():
-        start = time.perf_counter()
-        got = step(run)
-        torch.cuda.synchronize()
-        found[contender]["cold"] = time.perf_counter() - start
-        found[contender]["apart"] = float((got.float() - wanted).abs().max())
-        del got
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        step(run)
-        torch.cuda.synchronize()
-        found[contender]["peak"] = torch.cuda.max_memory_allocated()
-        found[contender]["times"] = []
-    found["largest"] = float(wanted.abs().max())
-    del wanted
-    for _ in range(ROUNDS):
-        for contender, run in runs.items():
-            found[contender]["times"].append(_milliseconds(lambda run=run: step(run), STEPS))
-    for contender in runs:
-        times = found[contender].pop("times")
-        found[contender] |= {"best": min(times), "median": statistics.median(times)}
-    return found
-
-
-def _milliseconds(run: Callable[[], Any], times: int) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / times * 1e3
-
-
-# -- single kernels -----------------------------------------------------------------------------------
-def _kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], int, bool]]:
-    """A function, its arguments, the bytes it must move, and whether its backward is what is meant."""
-    import torch
-    from torch.nn import functional as F
-
-    def given(*shape: int) -> Any:
-        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-    x, w = given(8192, 4096), given(4096)
-    rows, labels = given(4096, 32000), torch.randint(0, 32000, (4096,), device="cuda")
-    ln = lambda x, w: F.dropout(F.gelu(F.layer_norm(x, (4096,), w, w)), 0.1)  # noqa: E731
-    rms = lambda x, w: F.rms_norm(x, (4096,), w)  # noqa: E731
-    softmax = lambda x: torch.softmax(x, -1)  # noqa: E731
-    loss = lambda x, y: F.cross_entropy(x.float(), y)  # noqa: E731
-    return {
-        "layer norm, gelu, dropout": (ln, (x, w), 2 * x.nbytes, False),
-        "rms norm": (rms, (x, w), 2 * x.nbytes, False),
-        "softmax": (softmax, (rows,), 2 * rows.nbytes, False),
-        "cross entropy": (loss, (rows, labels), rows.nbytes, False),
-        "layer norm, gelu, dropout, backward": (ln, (x, w), 3 * x.nbytes, True),
-        "rms norm, backward": (rms, (x, w), 3 * x.nbytes, True),
-        "softmax, backward": (softmax, (rows,), 3 * rows.nbytes, True),
-        "cross entropy, backward": (loss, (rows, labels), 2 * rows.nbytes, True),
-    }
-
-
-def measure_kernels(contenders: list[str]) -> dict[str, Any]:
-    """Microseconds of the kernels alone, as the device counts them, and what a copy of as many bytes takes."""
-    import torch
-
-    found: dict[str, Any] = {}
-    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy = _device_microseconds(lambda: target.copy_(source)) / (2 * source.nbytes)
-    for name, (function, args, moved, backward) in _kernels().items():
-        row: dict[str, float] = {"copy": copy * moved}
-        for contender in contenders:
-            torch._dynamo.reset()
-            run = torch.compile(function, backend=contender) if contender != "eager" else function
-            try:
-                row[contender] = _kernel_time(run, args, backward)
-            except Exception as error:
-                print(f"{name}, {contender}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
-        found[name] = row
-    return found
-
-
-def _kernel_time(run: Callable[..., Any], args: tuple[Any, ...], backward: bool) -> float:
-    import torch
-
-    if not backward:
-        with torch.no_grad():
-            return _device_microseconds(lambda: run(*args))
-    learns = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
-    out = run(*learns)
-    tangent = torch.randn_like(out)
-    wanted = [a for a in learns if a.requires_grad]
-    return _device_microseconds(lambda: torch.autograd.grad(out, wanted, tangent, retain_graph=True))
-
-
-def _device_microseconds(run: Callable[[], Any], times: int = 20) -> float:
-    import torch
-
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(times):
-            run()
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profile.key_averages()) / times
-
-
-# -- the whole ----------------------------------------------------------------------------------------
-def report(found: dict[str, Any]) -> str:
-    lines = []
-    for key, row in found.get("models", {}).items():
-        if "failed" in row:
-            lines.append([key, row["failed"]])
-            continue
-        best = {c: row[c]["best"] for c in ("eager", "inductor", "litz") if c in row}
-        others = [v for c, v in best.items() if c != "litz"]
-        row["speed"] = min(others) / best["litz"]
-        cold = row["litz"]["cold"] / row["inductor"]["cold"] if "inductor" in row else None
-        peak = row["litz"]["peak"] / min(row[c]["peak"] for c in best if c != "litz")
-        lines.append([key, *(figure(best.get(c)) for c in ("eager", "inductor", "litz")), figure(row["speed"]),
-                      figure(cold), figure(peak), figure(row["litz"]["apart"]), figure(row["largest"])])  # fmt: skip
-    text = ""
-    if lines:
-        head = ["ms a step", "eager", "inductor", "litz", "of the better", "cold", "peak", "from eager", "largest"]
-        text = render(head, lines)
-        speeds = [row["speed"] for row in found["models"].values() if "speed" in row]
-        mean = figure(geometric_mean(speeds))
-        text += f"\ngeometric mean of the better: {mean} (bar {BEST_MEAN}; each {BEST_EACH})\n"
-    rows = [
-        [name, *(figure(row.get(c)) for c in ("copy", "eager", "inductor", "litz")),
-         figure(row["copy"] / row["litz"] if "litz" in row else None)]
-        for name, row in found.get("kernels", {}).items()
-    ]  # fmt: skip
-    if rows:
-        text += "\n" + render(["microseconds", "copy", "eager", "inductor", "litz", "of the copy"], rows)
-    return text
+Results = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="bert,gpt2,llama,vit")
-    parser.add_argument("--modes", default="inference,training")
-    parser.add_argument("--only", choices=("models", "kernels"))
+    options = _options()
+    if options.worker is not None:
+        print(json.dumps(_work(options.worker, not options.without_inductor)))
+        return
+    if options.profile is not None:
+        from benchmarks.gpu_profile import profile
+
+        print(profile(*options.profile.split(":"), who=options.contenders.split(","), top=options.top))
+        return
+    found: Results = json.loads(options.output.read_text()) if options.output.exists() else {}
+    found = {"models": {}, "kernels": {}} | found
+    if not options.report:
+        _measure(found, options)
+    print(stand_in_warning() + report(found), flush=True)
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="")
+    parser.add_argument("--modes", default="")
+    parser.add_argument("--only", choices=("models", KERNELS))
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--without-inductor", action="store_true")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--profile", metavar="MODEL:MODE")
+    parser.add_argument("--contenders", default="litz")
+    parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    contenders = ["litz"] if options.without_inductor else ["litz", "inductor"]
-    if options.worker is not None:
-        kind, *rest = options.worker.split(":")
-        made = measure_kernels(["eager", *contenders]) if kind == "kernels" else measure_model(kind, *rest, contenders)
-        print(json.dumps(made))
-        return
-    found: dict[str, Any] = {"models": {}, "kernels": {}}
-    flags = ["--without-inductor"] if options.without_inductor else []
-    if options.only != "models":
-        found["kernels"] = in_fresh_process(
-            "benchmarks.gpu", "--worker", "kernels", *flags, environment=without_caches()
-        )
-    if options.only != "kernels":
-        for model in options.models.split(","):
-            for mode in options.modes.split(","):
-                row = in_fresh_process(
-                    "benchmarks.gpu", "--worker", f"{model}:{mode}", *flags, environment=without_caches()
-                )
-                found["models"][f"{model}, {mode}"] = row
-                print(f"{model}, {mode}: {json.dumps(row)}", flush=True)
-                options.output.write_text(json.dumps(found, indent=1) + "\n")
-    if "failed" in found["kernels"]:
-        print(found.pop("kernels"))
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(report(found))
+    return parser.parse_args()
+
+
+# -- measuring --------------------------------------------------------------------------------------
+def _work(row: str, inductor: bool) -> Results:
+    """What one process measures."""
+    from benchmarks.gpu_kernels import measure_kernels
+    from benchmarks.gpu_models import contenders, measure_model
+
+    if row == KERNELS:
+        return {"rows": measure_kernels(["eager", "litz", *(["inductor"] if inductor else [])]), "run": _run()}
+    name, mode = row.split(", ")
+    return measure_model(name, mode, contenders(name, mode, inductor)) | {"run": _run()}
+
+
+def _run() -> dict[str, str]:
+    """When a row is measured, and with what."""
+    import torch
+
+    from litz.source import source_digest
+
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "litz": source_digest()[:12],
+    }
+
+
+def wanted(options: Any) -> list[str]:
+    """The rows that are asked for, in the order of the bars."""
+    from benchmarks.gpu_models import rows
+
+    models, modes = (set(filter(None, text.split(","))) for text in (options.models, options.modes))
+    found = [
+        row for row in rows()
+        if (not models or row.split(", ")[0] in models) and (not modes or row.split(", ")[1] in modes)
+    ]  # fmt: skip
+    only = options.only or ("models" if models or modes else None)
+    return [KERNELS] if only == KERNELS else found if only == "models" else [KERNELS, *found]
+
+
+def in_turn(rows: Sequence[str], found: Mapping[str, Any]) -> list[str]:
+    """First what was never measured, or failed; then what was measured longest ago."""
+
+    def age(row: str) -> str:
+        before = found["run"] if row == KERNELS and "run" in found else found["models"].get(row, {}).get("run", {})
+        return str(before.get("when", ""))
+
+    return sorted(rows, key=age)
+
+
+def _measure(found: Results, options: Any) -> None:
+    begun = time.monotonic()
+    left = []
+    for row in in_turn(wanted(options), found):
+        estimate = seconds_of(row, found, not options.without_inductor)
+        if time.monotonic() - begun + estimate > options.seconds:
+            left.append(row)
+            continue
+        start = time.monotonic()
+        flags = ["--without-inductor"] if options.without_inductor else []
+        made = in_fresh_process("benchmarks.gpu", "--worker", row, *flags, environment=without_caches())
+        merge(found, row, made, time.monotonic() - start)
+        print(f"{row}: {json.dumps(made)}", flush=True)
+        if not options.without_inductor:
+            options.output.write_text(json.dumps(found, indent=1) + "\n")
+    if left:
+        print(f"left for another run: {'; '.join(left)}\n")
+
+
+def seconds_of(row: str, found: Mapping[str, Any], inductor: bool) -> float:
+    """What a row will take: what it took, and a little more."""
+    taken = found.get("took", {}).get(row)
+    kind = row.split(", ")[-1]
+    return 1.1 * taken if taken is not None and inductor else (_TAKES if inductor else _TAKES_WITHOUT)[kind]
+
+
+def merge(found: Results, row: str, made: Results, took: float) -> None:
+    """Puts the row among the others. One that failed does not take the place of one that is there."""
+    if row != KERNELS:
+        before = found["models"].get(row, {})
+        found["models"][row] = before | made if "failed" in made and "litz" in before else made
+    elif "failed" in made:
+        found["kernels_failed"] = made["failed"]
+    else:
+        found |= {"kernels": made["rows"], "run": made["run"]}
+        found.pop("kernels_failed", None)
+    if "failed" not in made:
+        found.setdefault("took", {})[row] = round(took, 1)
+
+
+# -- the table --------------------------------------------------------------------------------------
+def report(found: Results) -> str:
+    from benchmarks import gpu_bars as judge
+    from benchmarks.gpu_models import NO_MASK
+
+    models, lines = found["models"], []
+    for key, row in models.items():
+        failed = row.get("failed") or row.get("litz", {}).get("failed")
+        best = [row.get(c, {}).get("best") for c in ("eager", "inductor", NO_MASK, "litz")]
+        better = judge.of_the_better(models, key)
+        others = (judge.cold(models, key), judge.peak(models, key), judge.error(models, key))
+        measured = str(row.get("run", {}).get("when", "earlier"))
+        lines.append([key, *map(figure, (*best, better, *others)), failed[:40] if failed else measured])
+    head = ["ms a step", "eager", "inductor", "no mask", "litz", "of the better", "cold", "peak", "error", "measured"]
+    text = render(head, lines) if lines else ""
+    speeds = [judge.of_the_better(models, key) for key in models if not key.endswith("one")]
+    known = [speed for speed in speeds if speed is not None]
+    if known:
+        text += f"\ngeometric mean of the better, of those measured: {figure(geometric_mean(known))}\n"
+    rows = [
+        [name, *(figure(row.get(c)) for c in ("copy", "eager", "inductor", "litz")),
+         figure(judge.of_the_copy(found["kernels"], name))]
+        for name, row in found["kernels"].items()
+    ]  # fmt: skip
+    if rows:
+        text += "\n" + render(["microseconds", "copy", "eager", "inductor", "litz", "of the copy"], rows) + "\n"
+    if "kernels_failed" in found:
+        text += f"\nkernels: {found['kernels_failed']}\n"
+    verdicts = judge.bars(found, _operators())
+    return text + "\n".join(["", "bars:", *(f"  {bar}" for bar in verdicts)])
+
+
+def _operators() -> Mapping[str, Any] | None:
+    return json.loads(OPERATORS.read_text())["summary"] if OPERATORS.exists() else None
 
 
 if __name__ == "__main__":

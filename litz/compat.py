@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 13)
@@ -175,6 +175,21 @@ def gpu_libraries() -> tuple[str, ...]:
     return tuple(path for path in found if path is not None)
 
 
+def jit_linker_library() -> str | None:
+    """Path of nvJitLink, NVIDIA's library that makes machine code of PTX: the one this process has loaded, as torch's
+    builds for CUDA do, or the newest of those installed beside it."""
+    import importlib.util
+    from pathlib import Path
+
+    loaded = _loaded_library("libnvJitLink", beside_torch=False)
+    packages = importlib.util.find_spec("nvidia")
+    if loaded is not None or packages is None:
+        return loaded
+    folders = packages.submodule_search_locations or ()
+    found = [path for folder in folders for path in Path(folder).glob("*/lib/libnvJitLink.so.*")]
+    return str(max(found, key=lambda path: path.name)) if found else None
+
+
 def _loaded_library(stem: str, beside_torch: bool = True) -> str | None:
     import os
     from pathlib import Path
@@ -194,6 +209,33 @@ def _loaded_library(stem: str, beside_torch: bool = True) -> str | None:
     for found in sorted((Path(torch.__file__).parent / "lib").glob(stem + "*")):
         return str(found)
     return None
+
+
+def mend_after_capture(graph: Any, device: int, pool: Any) -> None:
+    """After a capture that torch could not end: memory is given out as before, and random numbers drawn. The current
+    stream is the one that was captured.
+
+    Up to 2.11 the allocator goes on to believe that it serves a capture, and the default generator that it is part of
+    one, which another capture, ended in order, puts right. In all versions nobody else gives the capture's share of the
+    pool back.
+    """
+    import torch
+
+    try:
+        graph.pool()
+    except RuntimeError:
+        for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):  # "not currently recording": later versions have done so themselves
+                give_back(device, pool)
+    else:
+        graph.reset()  # it ended, and only then something failed
+    if torch_version() < (2, 12, 0):
+        cell, again = torch.empty(1, device=torch.device("cuda", device)), torch.cuda.CUDAGraph()
+        with suppress(RuntimeError):
+            again.capture_begin(capture_error_mode="thread_local")
+            cell.zero_()
+            again.capture_end()
+            again.reset()
 
 
 class ReplayTable:

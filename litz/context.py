@@ -36,12 +36,14 @@ class Context:
     options: Options
     target: Machine
     cache: Lasting | None = None
+    key: str | None = None  # of what is compiled, in the cache
     timings: dict[str, float] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     firings: list[Firing] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     near_misses: dict[NearMiss, None] = field(default_factory=dict)  # in order, each once
     notes: list[str] = field(default_factory=list)
+    graphs: list[str] = field(default_factory=list)  # which calls were captured as CUDA graphs, and which not
     recalling: list[str] = field(default_factory=list)  # what the cache was asked, and what came of it
     fuel: int | None = field(init=False)
     spent: list[str] = field(default_factory=list)
@@ -101,6 +103,12 @@ class Context:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def tell_of_graphs(self, text: str) -> None:
+        """Said while the program is in use."""
+        if text not in self.graphs:
+            self.graphs.append(text)
+            self.publish()
+
     def leave(self, why: str) -> None:
         """Nothing is compiled: what was captured runs as the user wrote it."""
         self.left_to_eager = why
@@ -143,6 +151,7 @@ class Context:
             firings=tuple(self.firings),
             near_misses=tuple(self.near_misses),
             notes=tuple(self.notes),
+            graphs=tuple(self.graphs),
             cache=tuple(self.recalling),
             target=str(self.target),
             fuel_left=self.fuel,

@@ -39,7 +39,12 @@ class Options:
     freeze: bool = _option(
         False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
     )
-    mode: str = _option("default", changes_code=True, doc="what to favour: " + ", ".join(MODES))
+    mode: str = _option(
+        "default",
+        changes_code=True,
+        doc="what to favour: " + ", ".join(MODES) + "; on GPUs it says when calls are captured as CUDA graphs: where "
+        "that pays ('default'), wherever it can be done ('reduce-overhead', 'max-autotune'), or never",
+    )
     fuel: int | None = _option(
         None, changes_code=True, doc="how many optimisations may be applied before all others are skipped; None: all"
     )
@@ -52,6 +57,11 @@ class Options:
     )
     backward: str = _option(
         "lazy", changes_code=False, doc="compile the backward when it is first needed ('lazy') or with the forward"
+    )
+    never_slower: bool | None = _option(
+        None,
+        changes_code=False,
+        doc="time each graph against eager on its first calls, and keep the faster; None: on a GPU, not on a CPU",
     )
     threads: int | None = _option(
         None, changes_code=True, doc="threads a kernel may use; None: what torch.get_num_threads() says at compile time"
@@ -126,8 +136,10 @@ class Options:
         }
 
     def without_effect(self) -> list[str]:
-        """Options set to something that Litz accepts and does nothing about, so far."""
-        return [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+        """What is asked for, and accepted, and not done so far."""
+        changed = [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
+        tuned = [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
+        return [f"the option {name!r}" for name in changed] + tuned
 
     @property
     def cacheable(self) -> bool:
@@ -187,6 +199,11 @@ def _check_budget(name: str, value: Any) -> None:
 def _check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise _bad(name, value, "True or False")
+
+
+def _check_choice_of_flag(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise _bad(name, value, "True, False or None")
 
 
 def _check_count(minimum: int) -> Callable[[str, Any], None]:
@@ -254,6 +271,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "snapshots": _check_flag,
     "matmul": _check_choice(MATMUL_CHOICES),
     "backward": _check_choice(BACKWARD_CHOICES),
+    "never_slower": _check_choice_of_flag,
     "threads": _check_count(1),
     "cpu_levels": _check_names,
     "inner_compile": _check_callable,
@@ -264,7 +282,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
 }
 
 
-_WITHOUT_EFFECT = ("memory_budget", "freeze", "mode")
+_WITHOUT_EFFECT = ("memory_budget", "freeze")
 _DEFAULTS = Options()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from litz.capture.autograd import Absent
+from litz.capture.collector import COLLECTOR
 from litz.capture.joint import trace_joint
 from litz.capture.outputs import known
 from litz.codegen.llvm.build import Building
@@ -22,8 +23,10 @@ from litz.context import Context
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import Split, split_by_minimum_cut
+from litz.graph.replay_draws import replay_draws
+from litz.graph.rewrite_for_target import rewrite_for_target
 from litz.graph.rewrite_joint import rewrite_joint
-from litz.graph.rewrite_post_grad import rewrite_post_grad
+from litz.graph.rewrite_post_grad import rewrite_inference, rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint, Tangent, Training
 from litz.loop.remember import forget
@@ -34,9 +37,11 @@ from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
+from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
+from litz.schedule.split_reductions import split_reductions
 from litz.stages import loader, run
 
 Strides = Sequence[tuple[Any, ...] | None] | None
@@ -56,14 +61,18 @@ def compile_to_data(
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    joint = run("rewrite_for_target", ctx, rewrite_for_target, joint, ctx)
+    joint = run("replay_draws", ctx, replay_draws, joint, ctx)
     joint = run("lay_out", ctx, lay_out, joint, ctx)
     if not joint.signature.differentiable:
-        return Compiled(joint.signature, compile_graph(joint.graph, ctx)), None
+        graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
+        return Compiled(joint.signature, compile_graph(graph, ctx)), None
     split = run("split", ctx, split_by_minimum_cut, joint)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
     step = _training(joint, split, forward)
 
     @lru_cache(maxsize=None)
+    @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(split.backward, split.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
@@ -100,6 +109,8 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("check_first", ctx, check_first, program)
     program = run("merge_axes", ctx, merge_axes, program)
+    program = run("split_reductions", ctx, split_reductions, program, ctx)
+    program = run("join_small", ctx, join_small, program, ctx)
     if training:
         names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)
         layout = run("plan_memory", ctx, plan_for_training, program, names)
@@ -107,7 +118,9 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
         layout = run("plan_memory", ctx, plan_memory, program)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
-    objects = run("build", ctx, building.finish, rendering.modules)
+    code = run("build", ctx, building.finish, rendering.modules)
+    for why in code.left_to_driver:
+        ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
@@ -115,7 +128,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)
     ctx.built.append(built)
     ctx.publish()
-    return Artifact(plan, objects, constants, ctx.target, built)
+    return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
 
 
 def trace(

@@ -99,7 +99,8 @@ def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ct
         return None
     try:
         entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
-        return _Entry(ctx, digest(entries), entries)
+        ctx.key = digest(entries)
+        return _Entry(ctx, ctx.key, entries)
     except Uncacheable as why:
         ctx.recalling.append(f"not kept for other processes: {why}")
     except Exception as error:  # an object that does not like to be looked at: it can be compiled all the same

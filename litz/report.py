@@ -78,8 +78,9 @@ class Told(NamedTuple):
 @dataclass(frozen=True)
 class Report:
     """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
-    was compiled, backward. `left_to_eager` says why nothing was compiled, if so; `cache` whether it was there already,
-    or else how it differs from what was."""
+    was compiled, backward. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as
+    CUDA graphs, or why not, once it is known; `cache` whether it was there already, or else how it differs from what
+    was."""
 
     occasion: Occasion = Occasion()
     built: tuple[Built, ...] = ()
@@ -94,6 +95,7 @@ class Report:
     firings: tuple[Firing, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     notes: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
     cache: tuple[str, ...] = ()
     target: str = ""
     fuel_left: int | None = None
@@ -136,6 +138,7 @@ class Report:
         lines += _section("rules that nearly applied", [_near_miss_line(miss) for miss in self.near_misses])
         lines += _section("stages", [f"{stage}: {seconds * 1e3:.1f} ms" for stage, seconds in self.timings])
         lines += _section("notes", list(self.notes))
+        lines += _section("CUDA graphs", list(self.graphs))
         lines += _section("cache", list(self.cache))
         if self.fuel_left is not None:
             lines.append(f"  fuel left: {self.fuel_left}; last spent on: {self.last_spent or 'nothing'}")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from litz.capture.apart import apart_from_caller
 from litz.context import Context
 from litz.errors import OptionError
@@ -18,11 +20,16 @@ from litz.loop.ir import Program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
 from litz.runtime.artifact import Artifact
+from litz.runtime.captures import policy_for
 from litz.runtime.executable import Executable
+from litz.runtime.graphs import Replays
+from litz.target import GpuTarget
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "lay_out", "split", "rewrite_post_grad",
-    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "plan_memory", "render", "build", "load",
+    "rewrite_pre_grad", "trace", "rewrite_joint", "rewrite_for_target", "replay_draws", "lay_out", "split",
+    "rewrite_post_grad",
+    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "split_reductions", "join_small", "plan_memory",
+    "render", "build", "load",
 )  # fmt: skip
 AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on
 
@@ -56,5 +63,17 @@ def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: A
 
 
 def loader(ctx: Context) -> Callable[[Artifact], Executable]:
-    """The last stage: what was compiled, ready to be called."""
-    return lambda artifact: run("load", ctx, Executable, artifact)
+    """The last stage: what was compiled, ready to be called; on the GPU that is the current one now, whichever is when
+    a backward is loaded."""
+    policy = policy_for(ctx.options.mode)
+    replays = None if policy is None else Replays(policy, ctx.tell_of_graphs)
+    gpu = torch.cuda.current_device() if isinstance(ctx.target, GpuTarget) else None
+
+    def load(artifact: Artifact) -> Executable:
+        ready = run("load", ctx, Executable, artifact, replays, gpu)
+        if ready.code.from_ptx:
+            ctx.note(f"the driver made machine code of {ready.code.from_ptx} kernels while loading them")
+            ctx.publish()
+        return ready
+
+    return load

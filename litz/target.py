@@ -82,6 +82,16 @@ class Target:
         return True
 
     @property
+    def channels_last(self) -> tuple[str, ...]:
+        """Types whose convolutions are best given images with the channels innermost."""
+        return ("f32",)
+
+    @property
+    def convolves_with_bias(self) -> bool:
+        """Whether the library's convolutions add their bias on the way, and not in a walk of its own afterwards."""
+        return True
+
+    @property
     def walks_in_order(self) -> bool:
         """Whether a row is soon walked by one thread, as what depends on the order of its steps must be."""
         return True
@@ -97,6 +107,38 @@ class Target:
         """Whether what is scanned or scattered is accumulated in a wider type, as eager does it there: float32 in
         float64, half precision in float32."""
         return True
+
+    @property
+    def drawing_threads(self) -> int | None:
+        """Threads among which eager's kernels deal out random numbers, where those can be drawn in kernels; on a CPU
+        they come one after the other, and so from eager's operators."""
+        return None
+
+    @property
+    def host_computes(self) -> bool:
+        """Whether host functions do work of the program's, besides starting what does."""
+        return True
+
+    @property
+    def starts_are_dear(self) -> bool:
+        """Whether to start a kernel costs more than to have it do something for a few thousand elements."""
+        return False
+
+    @property
+    def cuts_sums_early(self) -> bool:
+        """Whether long sums are cut where operators are written as loops, and not when all that joins them is known."""
+        return True
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        """Into how many parts reductions are cut once they are kernels: so many of that length each. `abreast`: how
+        many of them a thread does side by side, where neighbours in memory are of different ones; none, where a
+        reduction's own elements lie side by side."""
+        return 1
+
+    @property
+    def races_eager(self) -> bool:
+        """Whether compiled code is timed against eager, unless the user says otherwise."""
+        return False
 
     @property
     def device(self) -> str:
@@ -122,12 +164,15 @@ class Target:
 @dataclass(frozen=True)
 class GpuTarget:
     """A GPU of NVIDIA's. `cpu` and `features` are LLVM's names of the instructions to use, all of which later GPUs have
-    too; `host` is the processor that starts its kernels."""
+    too; `level` is its own, ten times what is called the compute capability; `host` is the processor that starts its
+    kernels."""
 
     host: Target
     cpu: str
     features: str
     processors: int
+    level: int = 90
+    threads_each: int = 2048  # that a processor has under way at most
 
     arch = "nvptx64"
     device = "cuda"
@@ -136,31 +181,55 @@ class GpuTarget:
     threads = 1
     l2_bytes = 0
     generates_products = False
+    channels_last = ("bf16", "f16")
+    convolves_with_bias = False
     walks_in_order = False
     spreads_steps = True
     accumulates_wide = False
+    host_computes = False
+    starts_are_dear = True
+    cuts_sums_early = False
+    races_eager = True
+
+    @property
+    def drawing_threads(self) -> int:
+        return self.processors * (self.threads_each // _DRAWING_BLOCK) * _DRAWING_BLOCK
+
+    def parts(self, reductions: int, length: int, abreast: int | None) -> int:
+        if reductions == 0 or length < _SHORT:
+            return 1
+        if abreast is None:  # a block of threads each
+            found = min(_BLOCKS * self.processors // reductions, length // _LEAST_ROW)
+        else:
+            found = min(_THREADS * self.processors * abreast // reductions, length // _LEAST_COLUMN)
+        return found if found >= _FEWEST_PARTS else 1
 
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
 
-    @property
-    def level(self) -> int:
-        """Of its instructions: 90 is compute capability 9.0."""
-        return int(self.cpu.removeprefix("sm_"))
-
     def cache_key_entries(self) -> dict[str, str]:
         return self.host.cache_key_entries() | {
             "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
+            "target.threads_each": str(self.threads_each),
+            "target.gpu_level": str(self.level),
         }  # fmt: skip
 
     def __str__(self) -> str:
         return f"{self.cpu} ({self.processors} multiprocessors)"
 
 
+# What keeps a GPU's multiprocessor busy, and what a block, or the threads that share a column, should have to reduce at
+# least.
+_BLOCKS, _THREADS = 4, 512
+_LEAST_ROW, _LEAST_COLUMN = 4096, 64
+# Below these, two kernels in the place of one are not worth it.
+_SHORT, _FEWEST_PARTS = 128, 4
+
 Machine = Union[Target, GpuTarget]
 # The newest instructions that are asked for, and what LLVM calls the language that has them.
 _NEWEST_GPU, _PTX = 90, "+ptx80"
 _OLDEST_GPU = 80
+_DRAWING_BLOCK = 256  # threads of a block of eager's kernels that draw; they fill the device and no more
 
 
 def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
@@ -171,7 +240,10 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     level = 10 * properties.major + properties.minor
     if level < _OLDEST_GPU:
         raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
-    return GpuTarget(detect(threads), f"sm_{min(level, _NEWEST_GPU)}", _PTX, properties.multi_processor_count)
+    cpu = f"sm_{min(level, _NEWEST_GPU)}"
+    return GpuTarget(
+        detect(threads), cpu, _PTX, properties.multi_processor_count, level, properties.max_threads_per_multi_processor
+    )
 
 
 def detect(threads: int | None = None) -> Target:

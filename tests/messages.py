@@ -13,12 +13,14 @@ from typing import Any
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def messages(worker: subprocess.Popen[bytes], limit: float) -> Iterator[dict[str, Any]]:
-    """Until it ends, or hangs: says nothing for `limit` seconds of work, or sleeps ten times as long. The time it
-    works is what counts, not the time that passes: on a busy machine it is only slow."""
+def messages(
+    worker: subprocess.Popen[bytes], limit: float, asleep: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Until it ends, or hangs: says nothing for `limit` seconds of work, or sleeps ten times (or `asleep`) as long.
+    The time it works is what counts, not the time that passes: on a busy machine it is only slow."""
     assert worker.stdout is not None
     buffer = b""
-    while _speaks(worker, limit):
+    while _speaks(worker, limit, 10 * limit if asleep is None else asleep):
         chunk = os.read(worker.stdout.fileno(), 1 << 16)
         if not chunk:
             worker.wait()
@@ -27,10 +29,10 @@ def messages(worker: subprocess.Popen[bytes], limit: float) -> Iterator[dict[str
         yield from map(json.loads, lines)
 
 
-def _speaks(worker: subprocess.Popen[bytes], limit: float) -> bool:
+def _speaks(worker: subprocess.Popen[bytes], limit: float, asleep: float) -> bool:
     worked, began = _worked(worker), time.monotonic()
     while not select.select([worker.stdout], [], [], 1.0)[0]:
-        if _worked(worker) - worked > limit or time.monotonic() - began > 10 * limit:
+        if _worked(worker) - worked > limit or time.monotonic() - began > asleep:
             return False
     return True
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import figures, lengths
+from benchmarks import figures, gpu_cold, lengths
 from benchmarks.models_more import bars, report
 
 GOOD = {"eager": {"best_ms": 10.0, "error": 1e-6}, "litz": {"best_ms": 9.0, "error": 1.5e-6}, "control": {}}
@@ -91,3 +91,12 @@ def test_readme_has_the_figures_measured_last() -> None:
 def test_figures_that_are_missing_are_dashes() -> None:
     assert "| - |" in figures.table({})
     assert "<svg" in figures.picture({})
+
+
+def test_where_a_first_call_goes() -> None:
+    litz = {"imports": 0.5, "first": 3.0, "stages": {"trace": 1.0, "build": 0.5, "split": 0.25}, "LLVM, kernels": 2.0}
+    row = {"litz": litz, "inductor": {"imports": 0.5, "first": 13.5}, "kept": {**litz, "recalled": False}}
+    text = gpu_cold.report({"bert, training": row, "gpt2": {**row, "inductor": {"failed": "out of memory"}}})
+    assert "bert, training: 0.25 of inductor (bar 0.3)" in text and "gpt2: - of inductor" in text
+    assert "out of memory" in text and "did not find all in the cache" in text
+    assert "1.25" in text  # in no stage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from litz.ops.sizes import size_sources
 from litz.options import Options
 from litz.pipeline import compile_to_data
 from litz.runtime.container import pack
-from litz.target import Target, detect, portable
+from litz.target import Machine, detect, detect_gpu, portable
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -87,9 +88,9 @@ def package_of(
     inputs = flat if shapes is None else fakes
     function = _copying(module.forward) if copied else module.forward
     given = [*inputs, *held.values()]
-    _check_devices(given)
+    targets = _targets(options, _device_of(given))
     with torch.no_grad():
-        levels = [compile_to_data(function, given, None, Context(options, t))[0] for t in _targets(options)]
+        levels = [compile_to_data(function, given, None, Context(options, target))[0] for target in targets]
     if any(level.signature.bases for level in levels):
         raise CompileError("parameters or buffers share memory in part, which a file cannot have")
     copies = {id(t): t.detach().clone() for t in held.values()}  # tied ones are one tensor, there as here
@@ -109,13 +110,20 @@ def package_of(
     )
 
 
-def _check_devices(given: Sequence[Any]) -> None:
-    other = next((t.device for t in given if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
-    if other is not None:
+def _device_of(given: Sequence[Any]) -> torch.device:
+    devices = sorted({t.device for t in given if isinstance(t, torch.Tensor)}, key=str)
+    if len(devices) > 1:
         raise CompileError(
-            f"an argument or parameter is on {other}, and files are made for CPUs so far",
-            hint='move the model and the example arguments to the CPU; torch.compile(backend="litz") takes GPUs too',
+            f"arguments and parameters are on {' and '.join(map(str, devices))}: a file is for one device",
+            hint="move the model and the example arguments to the same device",
         )
+    found = devices[0] if devices else torch.device("cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise CompileError(
+            f"an argument or parameter is on {found}: files are made for CPUs and for GPUs of NVIDIA's",
+            hint="move the model and the example arguments to one of these",
+        )
+    return found
 
 
 def _copying(function: Any) -> Any:
@@ -159,11 +167,14 @@ def _told_by_arguments(fakes: Sequence[Any]) -> None:
                 )
 
 
-def _targets(options: Options) -> list[Target]:
-    """This processor, or the instruction sets that were asked for, the widest first."""
-    if not options.cpu_levels:
-        return [detect(options.threads)]
-    return portable(options.cpu_levels, options.threads)
+def _targets(options: Options, device: torch.device) -> list[Machine]:
+    """This processor, or the instruction sets that were asked for, the widest first; on a GPU, each as what starts its
+    kernels."""
+    levels = portable(options.cpu_levels, options.threads) if options.cpu_levels else [detect(options.threads)]
+    if device.type == "cpu":
+        return [*levels]
+    gpu = detect_gpu(device.index, options.threads)
+    return [replace(gpu, host=level) for level in levels]
 
 
 def _exported(model: Any, args: tuple, kwargs: dict[str, Any], dynamic_shapes: Any) -> torch.export.ExportedProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from litz.runtime.artifact import Compiled
 from litz.runtime.bind import bind
 from litz.runtime.container import unpack
 from litz.runtime.encode import Unreadable
-from litz.target import detect
+from litz.runtime.layout import on_device
+from litz.target import GpuTarget, detect
 
 
 def load(path: str | Path) -> Loaded:
@@ -33,7 +35,11 @@ def load(path: str | Path) -> Loaded:
         raise CacheError(f"{file} is no model that this version of Litz can load: {error}") from error
     if not isinstance(found, Package):
         raise CacheError(f"{file} holds no model: it is an entry of a cache")
-    return Loaded(found, _for_this_processor(found, file), str(file))
+    level = _for_this_processor(found, file)
+    device = _device_for(level, file)
+    moved = {id(c): on_device(c, device) for c in found.constants}  # tied parameters stay one tensor
+    found = replace(found, constants=tuple(moved[id(c)] for c in found.constants))
+    return Loaded(found, level, str(file), device)
 
 
 def _for_this_processor(package: Package, file: Path) -> Compiled:
@@ -51,11 +57,26 @@ def _for_this_processor(package: Package, file: Path) -> Compiled:
     )
 
 
+def _device_for(level: Compiled, file: Path) -> torch.device:
+    """Where it runs: on a GPU, the current one, if that can run it."""
+    if not isinstance(level.forward.target, GpuTarget):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UnsupportedPlatform(
+            f"{file} is for a GPU of NVIDIA's, and torch finds none here.",
+            hint="load it where `torch.cuda.is_available()`, or compile the model on the CPU",
+        )
+    major, minor = torch.cuda.get_device_capability()
+    for kernel in level.forward.kernels:
+        kernel.check_runs_on(10 * major + minor)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 class Loaded:
     """A model that was compiled ahead of time: called with such arguments as it was compiled for."""
 
-    def __init__(self, package: Package, level: Compiled, name: str):
-        self.package, self.level, self.name = package, level, name
+    def __init__(self, package: Package, level: Compiled, name: str, device: torch.device):
+        self.package, self.level, self.name, self.device = package, level, name, device
         self._arguments = pytree.treespec_loads(package.arguments_form)
         self._outputs = None if package.outputs_form is None else pytree.treespec_loads(package.outputs_form)
         self._positional = list(self._names_by_position())
@@ -63,6 +84,9 @@ class Loaded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.package.inputs_for(self._flat(args, kwargs))
+        elsewhere = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device != self.device), None)
+        if elsewhere is not None:
+            raise CallError(f"{self.name} was loaded on {self.device}, and an argument is on {elsewhere}")
         if carries_tangents(inputs):
             raise CallError(f"{self.name} is called inside forward-mode differentiation, and has no derivative")
         try:

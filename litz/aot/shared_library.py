@@ -18,8 +18,9 @@ from pathlib import Path
 
 from litz.aot.package import Package, TensorSpec
 from litz.codegen.llvm.build import build
-from litz.codegen.llvm.entry import PACKAGE, Argument, Constant, Messages, why_not, write_entry
-from litz.codegen.llvm.front import Level, header, write_front
+from litz.codegen.llvm.entry import PACKAGE, Argument, Constant, Memory, Messages, why_not, write_entry
+from litz.codegen.llvm.front import ON_GPU, Level, Words, header, write_front
+from litz.codegen.llvm.open_gpu import IMAGES, GpuMemory, Held, images_of, write_kernels
 from litz.codegen.llvm.question import why_not_asked
 from litz.codegen.llvm.writer import Module
 from litz.compat import openmp_library
@@ -29,6 +30,7 @@ from litz.loop.expr import expr
 from litz.loop.formula import Formula
 from litz.runtime.container import ALIGNMENT, MAGIC, packed
 from litz.runtime.encode import Unreadable
+from litz.runtime.layout import extent
 from litz.runtime.link import undefined_symbols
 
 _TRAILER = struct.Struct("<QQ16s8s")  # where the package begins, how long it is, a digest of all before
@@ -40,6 +42,8 @@ def find_linker() -> str | None:
 
 def why_not_shared(package: Package) -> str | None:
     signature, plan = package.compiled.signature, package.compiled.forward.plan
+    if len({level.forward.kernels for level in package.levels}) > 1:
+        return "its kernels for the GPU depend on the processor"
     if find_linker() is None:
         return "there is no linker (cc, gcc or clang) at hand"
     if signature.mutated:
@@ -68,6 +72,7 @@ def link(package: Package, file: Path, name: str) -> None:
         _argument(inputs[place], spec) for place, spec in enumerate(package.arguments) if isinstance(spec, TensorSpec)
     ]
     data, places = packed(package)
+    memory, sections = _memory(package, places, name), {PACKAGE: data}
     messages, levels = Messages(), []
     parts: dict[str, Sequence[bytes]] = {}
     least = package.levels[-1].forward.target.host  # whose code runs wherever any of it does
@@ -78,16 +83,22 @@ def link(package: Package, file: Path, name: str) -> None:
         held |= dict(enumerate(artifact.constants, len(signature.inputs)))
         constants = [Constant(place, places[id(tensor)]) for place, tensor in held.items()]
         module, function = Module(), f"{name}_run_{artifact.target.host.isa}"
-        size = write_entry(module, function, artifact.plan, arguments, constants, ranges, answers, messages)
+        size = write_entry(module, function, artifact.plan, arguments, constants, ranges, answers, messages, memory)
         levels.append(Level(artifact.target.host.isa, function, size, artifact.target.host.features_needed))
         parts[function] = [*artifact.objects, *build([module.text()], least)]
-    front = Module()
-    write_front(front, name, levels, messages, least.arch)
-    (seen,) = build([front.text()], least)
+    front, words, seen = Module(), Words(), ["open", "run", "close", "error"]
+    write_front(front, name, levels, messages, least.arch, memory)
+    if isinstance(memory, GpuMemory):
+        sections[IMAGES], rows = images_of(package.compiled.forward.kernels)
+        write_kernels(front, name, len(package.compiled.forward.kernels), rows)
+        memory.write_prepare(front)
+        memory.write_set_stream(front)
+        words, seen = ON_GPU, [*seen, "set_stream"]
+    (made_of_front,) = build([front.text()], least)
     with tempfile.TemporaryDirectory() as folder:
-        _Linker(Path(folder), name).link(parts, seen, data, file)
-    needs = _needs([made for part in parts.values() for made in part])
-    text = header(name, package.compiled.forward.plan, arguments, levels, f"Needs {needs}.")
+        _Linker(Path(folder), name, seen).link(parts, made_of_front, sections, file)
+    needs = _needs([made_of_front, *(made for part in parts.values() for made in part)])
+    text = header(name, package.compiled.forward.plan, arguments, levels, f"Needs {needs}.", words)
     file.with_suffix(".h").write_text(text)
     whole = file.read_bytes()
     with file.open("ab") as end:
@@ -126,18 +137,29 @@ def _digest(data: bytes | memoryview) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-class _Linker:
-    def __init__(self, folder: Path, name: str):
-        self.folder, self.name = folder, name
+def _memory(package: Package, places: Mapping[int, int], name: str) -> Memory:
+    """Where the program's tensors lie."""
+    if package.compiled.forward.target.device == "cpu":
+        return Memory()
+    constants = [*package.constants, *(c for level in package.levels for c in level.forward.constants)]
+    held = [Held(places[id(c)], extent(c.shape, c.stride()) * c.itemsize) for c in constants]
+    return GpuMemory(name, held, _calls(package.compiled.forward.objects, "aoti_torch_"))
 
-    def link(self, parts: Mapping[str, Sequence[bytes]], front: bytes, package: bytes, file: Path) -> None:
-        """`parts`: the objects of each level, by the entry that it is called by."""
-        objects = [self._file("front.o", front), self._section(package)]
+
+class _Linker:
+    def __init__(self, folder: Path, name: str, seen: Sequence[str]):
+        self.folder, self.name, self.seen = folder, name, seen
+
+    def link(
+        self, parts: Mapping[str, Sequence[bytes]], front: bytes, sections: Mapping[str, bytes], file: Path
+    ) -> None:
+        """`parts`: the objects of each level, by its entry; `sections`: what lies behind symbols."""
+        objects = [self._file("front.o", front), *(self._section(*section) for section in sections.items())]
         for entry, part in parts.items():
             files = [self._file(f"{entry}.{number}.o", made) for number, made in enumerate(part)]
             objects += files if len(parts) == 1 else [self._alone(entry, files)]
         # What is not said to be visible would be taken from, or given to, other libraries of the process.
-        visible = "".join(f" {self.name}_{what};" for what in ("open", "run", "close", "error"))
+        visible = "".join(f" {self.name}_{what};" for what in self.seen)
         script = self._file("visible", f"{{ global:{visible} local: *; }};".encode())
         libraries = _libraries([made for part in parts.values() for made in part])
         self._run(find_linker(), "-shared", f"-Wl,--version-script={script}", *map(str, objects), *libraries, to=file)
@@ -155,12 +177,12 @@ class _Linker:
         self._ran([tool, f"--keep-global-symbol={entry}", str(whole)])
         return whole
 
-    def _section(self, package: bytes) -> Path:
-        data = self._file("package", package)
+    def _section(self, symbol: str, data: bytes) -> Path:
+        data_file = self._file(symbol, data)
         return self._file(
-            "package.s",
-            f".section .rodata\n.balign {ALIGNMENT}\n.globl {PACKAGE}\n.hidden {PACKAGE}\n{PACKAGE}:\n"
-            f'.incbin "{data}"\n.section .note.GNU-stack,"",@progbits\n'.encode(),
+            f"{symbol}.s",
+            f".section .rodata\n.balign {ALIGNMENT}\n.globl {symbol}\n.hidden {symbol}\n{symbol}:\n"
+            f'.incbin "{data_file}"\n.section .note.GNU-stack,"",@progbits\n'.encode(),
         )
 
     def _file(self, name: str, data: bytes) -> Path:
@@ -190,8 +212,12 @@ def _needs(objects: Sequence[bytes]) -> str:
     found = []
     if _calls(objects, "GOMP_", "omp_"):
         found.append("OpenMP's runtime (libgomp)")
-    if _calls(objects, "Sleef_", "aoti_torch_"):
+    if _calls(objects, "aoti_torch_cuda_", "aoti_torch_create_cuda_"):
+        found.append("libtorch_cuda.so (of torch's folder `lib`: -ltorch_cuda -ltorch_cpu -lc10_cuda -lc10)")
+    elif _calls(objects, "Sleef_", "aoti_torch_"):
         found.append("libtorch_cpu.so (of torch's folder `lib`: -ltorch_cpu -lc10)")
+    if _calls(objects, "cuInit"):
+        found.append("the driver of the GPU (libcuda.so.1: -lcuda)")
     return " and ".join(found) or "no library but C's"
 
 

@@ -24,6 +24,7 @@ Core = Callable[..., Sequence[Any]]
 Backward = Callable[[list[Any], bool], Sequence[Any]]
 Absent = tuple[int, ...]  # tangents that do not exist, because nobody used their results
 Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NOTHING = torch.empty(0, device="cpu")  # stands in their place; the backward does not read it
 
 
@@ -106,6 +107,9 @@ class Differentiable:
 
 def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
     """A saved tensor as the code for it expects it: hooks of the user's may have given back another."""
+    plain = type(given) in _PLAIN and given.layout is torch.strided and not given.is_conj() and not given.is_neg()
+    if plain and (given.shape, given.stride(), given.dtype, given.device) == form:
+        return given
     shape, strides, dtype, device = form
     if given.shape != shape or given.layout is not torch.strided or is_subclass(given):
         raise CallError(
@@ -113,9 +117,6 @@ def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
             f"{given.layout} for a dense tensor of shape {tuple(shape)}",
             hint="what `unpack` returns must have the shape of what `pack` was given",
         )
-    lies_so = given.stride() == strides and given.dtype is dtype and given.device == device
-    if lies_so and not given.is_conj() and not given.is_neg():
-        return given
     with torch.no_grad():
         once = given
         for dim, stride in enumerate(strides):

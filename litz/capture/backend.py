@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
+from litz.capture.collector import COLLECTOR
 from litz.capture.higher_order import write_out
 from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.lift_state import lift_state
+from litz.capture.never_slower import never_slower
 from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
@@ -41,9 +44,16 @@ def litz(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`mode` and `options` are those of `torch.compile`, which leaves a mode of "default" out."""
+    with COLLECTOR.rests():
+        return _litz(graph_module, example_inputs, mode, options)
+
+
+def _litz(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
-    for name in chosen.without_effect():
-        warn_once(f"the option {name!r} has no effect yet")
+    for what in chosen.without_effect():
+        warn_once(f"{what} has no effect yet")
     if chosen.inner_compile is not None:
         return chosen.inner_compile(graph_module, example_inputs)
     piece = None if chosen.verify else piece_of(graph_module)  # what is being tested is compiled, worth it or not
@@ -78,8 +88,11 @@ def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen
         return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
     fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
     if any(isinstance(x, torch.SymInt) or varies(x) for x in (*example_inputs, *fakes)):
-        return _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
-    return compile_or_leave(graph_module.forward, example_inputs, _eager_strides(graph_module), chosen, occasion)
+        compiled = _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
+    else:
+        strides = _eager_strides(graph_module)
+        compiled = compile_or_leave(graph_module.forward, example_inputs, strides, chosen, occasion)
+    return _where_it_is_current(compiled, graph_module) if _means_the_current_gpu(graph_module) else compiled
 
 
 def _context(options: Options, occasion: Occasion, tensors: Sequence[Any] = ()) -> Context:
@@ -113,9 +126,11 @@ def compile_or_leave(
     made = _made(module) if isinstance(module, fx.GraphModule) else []
     ctx = _context(options, occasion or Occasion(training=training), [*inputs, *made])
     try:
-        return compile_or_recall(
-            function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
-        )
+        with _gpu_of([*inputs, *made]):
+            compiled = compile_or_recall(
+                function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
+            )
+            return never_slower(compiled, function, inputs, ctx)
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
@@ -173,7 +188,9 @@ def _compile_for_all_sizes(
             ctx.begin_again()
 
     try:
-        return compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+        with _gpu_of([*inputs, *_made(graph_module)]):
+            compiled = compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+            return never_slower(compiled, graph_module.forward, fakes, ctx)
     except Exception as error:
         if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
             raise
@@ -230,13 +247,33 @@ def _why_not_on(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return "tensors of CPUs and of NVIDIA's GPUs are compiled"
-    if device.index != torch.cuda.current_device():
-        return "that is not the current device (see torch.cuda.device)"
     try:
         detect_gpu(device.index)
     except UnsupportedPlatform as error:
         return str(error)
     return None
+
+
+def _gpu_of(tensors: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Has the GPU that tensors are on be the current one, as it will be when what is compiled runs."""
+    for t in tensors:
+        if isinstance(t, torch.Tensor) and t.device.type == "cuda":
+            return torch.cuda.device(t.device)
+    return nullcontext()
+
+
+def _means_the_current_gpu(graph_module: fx.GraphModule) -> bool:
+    """Whether it speaks of "cuda", which is whichever GPU is the current one at a call."""
+    arguments = (a for node in graph_module.graph.nodes for a in (node.target, *node.args, *node.kwargs.values()))
+    return torch.cuda.is_available() and any(
+        a == "cuda" if isinstance(a, str) else isinstance(a, torch.device) and a == torch.device("cuda")
+        for a in arguments
+    )
+
+
+def _where_it_is_current(compiled: Callable[..., Any], graph_module: fx.GraphModule) -> Callable[..., Any]:
+    mine, eager = torch.cuda.current_device(), as_written(graph_module.forward)
+    return lambda *args: (compiled if torch.cuda.current_device() == mine else eager)(*args)
 
 
 def _made(graph_module: fx.GraphModule) -> list[torch.Tensor]:

@@ -175,7 +175,8 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
         return alone
     if isinstance(value, FakeTensor):
         sizes, strides = [int(s) for s in value.shape], [int(s) for s in value.stride()]
-        value = torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+        with mode:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     if value.is_inference():  # which its fake would be as well, and refuse to be written to
         return _fresh(mode, value)
     return mode.from_tensor(value.detach() if value.requires_grad else value, static_shapes=True)

@@ -98,7 +98,7 @@ class _Spelling:
         if isinstance(value, fx.GraphModule):
             return "{\n" + self.graph(value) + "\n}"
         if type(value) in (torch.Tensor, torch.nn.Parameter) and not isinstance(value, FakeTensor):
-            content = blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            content = blake2b(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
             form = f"{tuple(value.shape)} {value.stride()} {_described(value)}"
             self.constants.append(f"{form} {content.hexdigest()}")
             return "tensor"

@@ -100,7 +100,8 @@ class _Making:
 
     def _lying(self, form: _Form, base: torch.Tensor | None) -> torch.Tensor:
         if base is None:
-            memory, whole = self._storages[form.storage], torch.empty(0, dtype=form.dtype)
+            memory = self._storages[form.storage]
+            whole = torch.empty(0, dtype=form.dtype, device=memory.device)
             tensor = whole.set_(memory, form.offset, form.shape, form.strides)  # type: ignore[call-overload]
         else:
             same = base if base.dtype is form.dtype else base.view(form.dtype)

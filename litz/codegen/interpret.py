@@ -19,7 +19,7 @@ import numpy as np
 
 from litz.codegen.coverage import Coverage
 from litz.codegen.plan_gpu import WARP, GpuPlan
-from litz.codegen.reduced import best_place, better_than, combined, together
+from litz.codegen.reduced import best_place, better_than, combined, meet, together
 from litz.codegen.rows import RowPlan, volume
 from litz.codegen.scanned import scanned
 from litz.codegen.stretches import stretches, stretches_at_run_time
@@ -62,11 +62,17 @@ def _run_on_gpu(plan: GpuPlan, buffers: Mapping[str, Buffer], memory: Memory, si
         run.row()
     else:
         start = piece.reshape(-1, 1, 1, 1) * rows.step * rows.copies
-        # Vectors are there whole or not at all, and what divides the axis is always there.
+        # What divides the axis is always there.
         whole = all(factor % (rows.step * rows.copies) == 0 for _, factor in rows.vector.size.terms)
-        with run.standing_at(start, rows.copies, None if whole else _Live(run.extent[rows.vector], by_vector=True)):
+        live = None if whole else _Live(run.extent[rows.vector], _by_vector(rows, rows.vector))
+        with run.standing_at(start, rows.copies, live):
             run.row()
     run.finish()
+
+
+def _by_vector(rows: RowPlan, vector: Axis) -> bool:
+    """Whether vectors are there whole or not at all."""
+    return rows.lanes == 1 or all(factor % rows.lanes == 0 for _, factor in vector.size.terms)
 
 
 def _check_block(plan: GpuPlan) -> None:
@@ -136,12 +142,13 @@ class _Rows(Body):
         whole = start + (stop - start) // (one * copies) * (one * copies)
         for v in range(start, whole, one * copies):
             yield v, copies, None
+        by_vector = _by_vector(self.plan, vector) if self.plan.team > 1 else self.plan.lanes == 1
         if self.plan.over_reduced and self.kernel.ordered and vector.size.is_int:
             if whole < stop:  # the rest at once
-                yield whole, -(-(stop - whole) // one), _Live(stop, self.plan.team > 1 or self.plan.lanes == 1)
+                yield whole, -(-(stop - whole) // one), _Live(stop, by_vector)
             return
         for v in range(whole, stop, one):
-            yield v, 1, _Live(stop, self.plan.team > 1 or self.plan.lanes == 1)
+            yield v, 1, _Live(stop, by_vector)
 
     @contextmanager
     def standing_at(self, start: int | np.ndarray, copies: int, live: _Live | None) -> Iterator[None]:
@@ -149,7 +156,8 @@ class _Rows(Body):
         plan = self.plan
         assert plan.vector is not None
         outer = self.axes, self.values, self.copies, self.live
-        thread, copy, lane = (np.arange(n) for n in (self.threads, copies, plan.lanes))
+        sharing = 1 if plan.shared_axis is not None else self.threads  # threads that have vectors of their own
+        thread, copy, lane = (np.arange(n) for n in (sharing, copies, plan.lanes))
         first = start + thread.reshape(1, -1, 1, 1) * plan.lanes + copy.reshape(1, 1, -1, 1) * plan.step
         at = first + lane
         self.axes, self.values, self.copies = {**self.axes, plan.vector: at}, dict(self.values), copies
@@ -219,7 +227,9 @@ class _Rows(Body):
         reduces = [op for op in one.sinks if isinstance(op, Reduce)]
         scans = [op for op in one.ops if isinstance(op, Scan)]
         running: list[Reduce | Scan] = [*reduces, *scans]
-        copies = plan.copies if plan.over_reduced else self.copies
+        copies = self.copies
+        if plan.over_reduced:
+            copies = plan.copies if plan.packed is None else 1
         found = {op.name: self._open(op, copies) for op in running}
         outer = self.axes, self.values
         self.axes, self.values = dict(self.axes), dict(self.values)
@@ -236,13 +246,35 @@ class _Rows(Body):
                 self.axes[axes[0]] = np.full(self.ones, i, np.int64)
                 self._loops(axes[1:], p, mine, copies)
 
+        def shared_by_team(start: int, stop: int, mine: _Found) -> None:
+            for i in range(start, stop, plan.team):
+                at: np.ndarray = i + np.arange(plan.team).reshape(1, -1, 1, 1)
+                outer = self.live
+                self.live = at < stop if outer is None else outer & (at < stop)
+                # What is not there is not looked at either.
+                self.axes[axes[0]] = np.minimum(at, stop - 1)
+                self._loops(axes[1:], p, mine, copies)
+                self.live = outer
+
+        def in_registers(mine: _Found) -> None:
+            assert plan.vector is not None
+            for copy in range(plan.copies):
+                ragged = (copy + 1) * plan.step > self.extent[plan.vector]
+                live = _Live(self.extent[plan.vector], _by_vector(plan, plan.vector)) if ragged else None
+                with self.standing_at(copy * plan.step, 1, live):
+                    self._at_step(p, mine)
+
         def along_vector(start: int, stop: int, mine: _Found) -> None:
             for v, count, live in self.vectors(start, stop, copies):
                 with self.standing_at(v, count, live):
                     self._at_step(p, mine)
 
-        if axes:
+        if axes and axes[0] == plan.shared_axis:
+            self._in_stretches(axes[0], plan.team, p, found, copies, shared_by_team)
+        elif axes:
             self._in_stretches(axes[0], 1, p, found, copies, along_axis)
+        elif plan.packed is not None:
+            in_registers(found)
         elif plan.over_reduced:
             assert plan.vector is not None
             self._in_stretches(plan.vector, copies * plan.step, p, found, copies, along_vector)
@@ -304,8 +336,8 @@ class _Rows(Body):
         return self.plan.over_reduced or self.plan.vector in self.plan.varies[op.value]
 
     def _shape(self, op: Reduce | Scan, copies: int) -> tuple[int, ...]:
-        inside = (self.threads, copies, self.plan.lanes) if self._side_by_side(op) else (1, 1, 1)
-        return (self.units, *inside)
+        threads = self.threads if self._side_by_side(op) or self.plan.shared_axis is not None else 1
+        return (self.units, threads, *((copies, self.plan.lanes) if self._side_by_side(op) else (1, 1)))
 
     def _open(self, op: Reduce | Scan, copies: int) -> _Running:
         dtype = self.types[op.value]
@@ -316,9 +348,14 @@ class _Rows(Body):
         """What this step adds to the reduction: nothing where it is not live."""
         dtype = self.types[op.value]
         value = np.broadcast_to(self.values[op.value], self._shape(op, self.copies))
-        if self.live is None or not self.plan.over_reduced:
+        if self.live is None or not self._counts_live:
             return value
         return np.where(self.live, value, np.full((), identity(op.kind, dtype), DTYPES[dtype].numpy))
+
+    @property
+    def _counts_live(self) -> bool:
+        """Whether what is not live would be part of a reduction."""
+        return self.plan.over_reduced or self.plan.shared_axis is not None
 
     def _accumulate(self, op: Reduce | Scan, found: _Running) -> np.ndarray:
         """The running value after this step."""
@@ -326,7 +363,7 @@ class _Rows(Body):
         old, place = found.value[:, :, : new.shape[2]], found.place[:, :, : new.shape[2]]
         if op.kind in POSITIONS:
             better = better_than(op.kind, new, old)
-            if self.live is not None and self.plan.over_reduced:
+            if self.live is not None and self._counts_live:
                 better = better & self.live
             here: np.ndarray = np.zeros(self.ones, np.int64)
             for axis in self.kernel.reduced:
@@ -354,6 +391,13 @@ class _Rows(Body):
     def _close(self, op: Reduce, found: _Running) -> np.ndarray:
         """The finished reduction: one number a unit if lanes were reduced, else one for each of them."""
         positions = op.kind in POSITIONS
+        if self.plan.shared_axis is not None:
+            best = found.value, found.place
+            while (left := best[0].shape[1] // 2) > 0:
+                ours = best[0][:, :left], best[1][:, :left]
+                theirs = best[0][:, left:], best[1][:, left:]
+                best = meet(op.kind, self.types[op.value], ours, theirs)
+            return best[1] if positions else best[0]
         if not self.plan.over_reduced:
             return found.place if positions else found.value
         if not positions:

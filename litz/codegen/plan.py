@@ -14,6 +14,7 @@ from typing import NamedTuple, Union
 
 from litz.loop.expr import Size, expr
 from litz.loop.ir import Arg, Buffer, Call, NumberSource, Program, SizeSource, View, views
+from litz.schedule.check_first import draws
 from litz.schedule.memory import Apart, Layout
 from litz.schedule.place import Span
 
@@ -25,6 +26,7 @@ class Native:
     """A function of the object code, which runs a stretch of steps."""
 
     function: str
+    hands_over: tuple[str, ...] = ()  # buffers that operators allocate in it, whose handles are the caller's then
 
 
 Run = Union[Native, Call]  # an operator that only Python can call stands between two stretches
@@ -63,6 +65,7 @@ class HostPlan:
     owned: frozenset[str]  # buffers that a called operator allocates
     workspace: int  # bytes, for all threads together
     written: frozenset[str]  # inputs that a call changes
+    draws: frozenset[str] = frozenset()  # operators that take from torch's stream of random numbers
 
     @property
     def apart(self) -> tuple[Apart, ...]:
@@ -119,9 +122,10 @@ def host_plan(
     """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some."""
     items = _items(program, layout, runs, constants)
     written = {name for step in program.steps for name in step.writes if program.buffers[name].kind == "input"}
+    drawn = {call.target for call in program.calls if draws(call)}
     return HostPlan(
         program.buffers, program.inputs, program.outputs, program.sizes, program.numbers, items, slots, layout.shared,
-        layout.owned, workspace, frozenset(written),
+        layout.owned, workspace, frozenset(written), frozenset(drawn),
     )  # fmt: skip
 
 

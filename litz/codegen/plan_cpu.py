@@ -24,7 +24,7 @@ def plan_for_cpu(kernel: Kernel, target: Target) -> RowPlan:
     if vector is not None and may_be_held(kernel, vector, passes):
         vectors = -(-vector.size.int // lanes)
         # Half of the registers are for what is computed meanwhile.
-        if vectors * max(1, shared_loads(passes)) <= target.vector_registers // 2:
+        if vectors * max(1, len(shared_loads(passes))) <= target.vector_registers // 2:
             return RowPlan(kernel, vector, lanes, vectors, 1, True, passes, {})
     width = 1 if vector in kernel.reduced else lanes * SCRATCH_COPIES
     passes, kept = keep_what_is_dear(kernel, varies, passes, _SCRATCH_BYTES, width)

@@ -3,8 +3,8 @@
 In: a `Kernel`. Out: a `RowPlan`, and how its rows make up blocks.
 
 A thread's vector is what one access of 16 bytes brings. Where lanes are reduced, a row is shared by as many threads as
-it takes to have it in registers; longer rows are walked several times, from the cache. Where they are not, a thread
-walks the reduced axes by itself for its few columns.
+it takes to have it in registers; longer rows are walked several times, from the cache. Where they are not, as many
+threads as it takes to keep the GPU busy share the steps of the reduced axes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from litz.codegen.plan_gpu_scatter import at_once, most_updates, widest_update
 from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, shared_loads, volume
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
-from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store
+from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store, operands
 
 _BLOCK = 256  # threads, where a team does not say otherwise
-_ROW_VALUES = 32  # elements of a row that one thread had best hold
-_HELD_VALUES = 64  # that it may hold, of all rows that the passes share: more do not fit into registers
-_WIDEST_TEAM = 512  # threads whose registers hold as much
+_SMALL_BLOCK, _FEW_UNITS = 64, 1 << 16  # so that few threads are on as many multiprocessors as there are
+_ROW_VALUES = 32  # elements of a row that one thread had best have
+_PACKED_REGISTERS = 40  # that it may have them in, all those that the passes share
+_WIDEST_TEAM = 512  # threads that had best share a row
+_MOST_THREADS = 1024  # that can
 _IN_FLIGHT = 16  # elements that a thread has under way, in one vector or several
 _BUSY = 1 << 18  # elements that keep all of a GPU busy even so
+_THREADS = 1 << 17  # threads that do
+_MANY_VECTORS = 32
+_STEPS = 4  # of a reduction that a thread had best have for itself
+_MOST_SHARING = 32  # threads that share the steps of one
 
 
 @dataclass(frozen=True)
@@ -64,22 +70,43 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
     if vector is None:
         return GpuPlan(RowPlan(kernel, None, 1, 1, 1, False, passes, {}), _BLOCK, ONE)
     lanes = _lanes(kernel, vector)
+    if vector not in kernel.reduced and kernel.reduced:
+        lanes, team = _columns(kernel, vector, lanes)
+        plan = RowPlan(kernel, vector, lanes, 1, team, False, passes, {})
+        return GpuPlan(plan, _BLOCK if team <= 8 else 2 * _BLOCK, (vector.size + (lanes - 1)) // lanes)
     if vector not in kernel.reduced:
         team, copies = _pointwise_team(kernel, vector, lanes)
         copies = min(copies, most_updates(kernel) or copies)
         plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {})
-        block = _BLOCK if team == 1 else max(team, _short_block(team))
-        return GpuPlan(plan, block, (vector.size + (plan.step * copies - 1)) // (plan.step * copies))
-    team, copies, held = _team(kernel, vector, lanes, passes)
-    return GpuPlan(RowPlan(kernel, vector, lanes, copies, team, held, passes, {}), max(team, _short_block(team)), ONE)
+        pieces = (vector.size + (plan.step * copies - 1)) // (plan.step * copies)
+        few = (volume(plan.rows) * pieces).hint < _FEW_UNITS
+        block = (_SMALL_BLOCK if few else _BLOCK) if team == 1 else max(team, _short_block(team))
+        return GpuPlan(plan, block, pieces)
+    team, copies, packed = _team(kernel, vector, lanes, passes)
+    plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {}, packed)
+    return GpuPlan(plan, max(team, _short_block(team)), ONE)
+
+
+def _columns(kernel: Kernel, vector: Axis, lanes: int) -> tuple[int, int]:
+    """Lanes of a vector, and threads that share the steps of its reductions: more and more, until the GPU is busy."""
+    points, steps = volume(kernel.axes).hint, volume(kernel.reduced).hint
+    longest = max(axis.size.hint for axis in kernel.reduced)
+    team = 1
+    while (
+        team < _MOST_SHARING and team * points < _THREADS * lanes and longest >= 2 * team and steps >= 2 * team * _STEPS
+    ):
+        team *= 2
+    while lanes > 1 and team * points < _THREADS // 4 * lanes:
+        lanes //= 2
+    return lanes, team
 
 
 def _pointwise_team(kernel: Kernel, vector: Axis, lanes: int) -> tuple[int, int]:
     """Threads that go through a row side by side, and the vectors each has under way; one thread for each vector where
-    there are few elements in all, or a reduction is walked for each."""
+    there are few elements in all."""
     points = volume(kernel.axes).hint
     vectors = -(-vector.size.hint // lanes)
-    if kernel.reduced or points < _BUSY or vectors < WARP:
+    if points < _BUSY or vectors < WARP:
         return 1, 1
     copies = _copies(lanes)
     team = WARP
@@ -99,7 +126,7 @@ def _lanes(kernel: Kernel, vector: Axis) -> int:
     types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
     size = min((max(2, DTYPES[_dtype(op, types)].bytes) for op in accesses), default=4)
     lanes = ACCESS_BYTES // size
-    while lanes > 1 and not (_divides(lanes, vector.size) and all(_is_aligned(op, vector, lanes) for op in accesses)):
+    while lanes > 1 and not (_fills(lanes, vector.size) and all(_is_aligned(op, vector, lanes) for op in accesses)):
         lanes //= 2
     return 1 if _has_positions(kernel) else min(lanes, widest_update(kernel, vector) or lanes)
 
@@ -112,8 +139,9 @@ def _dtype(op: Load | Store, types: dict[str, str]) -> str:
     return op.dtype if isinstance(op, Load) else types[op.value]
 
 
-def _divides(lanes: int, size: Expr) -> bool:
-    return all(factor % lanes == 0 for _, factor in size.terms)
+def _fills(lanes: int, size: Expr) -> bool:
+    """Whether the axis is vectors, or so many that the last, shorter one hardly counts."""
+    return size.hint >= _MANY_VECTORS * lanes or all(factor % lanes == 0 for _, factor in size.terms)
 
 
 def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
@@ -124,22 +152,25 @@ def _is_aligned(op: Load | Store, vector: Axis, lanes: int) -> bool:
     return all(factor % lanes == 0 for monomial, factor in op.index.terms if monomial != (vector,))
 
 
-def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, bool]:
-    """Threads that share a row, vectors that each has side by side, and whether those are all of the row."""
+def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> tuple[int, int, tuple[str, ...] | None]:
+    """Threads that share a row, vectors that each has side by side, and what is packed where those are all of it."""
     walked = 1 if _has_positions(kernel) else _copies(lanes)  # of a position, one vector at a time keeps track
     if not vector.size.is_int:
-        return _WIDEST_TEAM, walked, False
+        return _WIDEST_TEAM, walked, None
     vectors = max(1, -(-vector.size.int // lanes))
-    room = _HELD_VALUES // max(1, shared_loads(passes))
-    likes, most = (max(1, values // lanes) for values in (min(_ROW_VALUES, room), room))  # vectors that a thread holds
+    shared = [op for op in shared_loads(passes) if not operands(op)]
+    words = max(1, sum(max(2, DTYPES[op.dtype].bytes) for op in shared)) / 4  # that an element takes
+    most = int(_PACKED_REGISTERS / words) // lanes  # vectors that there are registers for
+    likes = max(1, min(_ROW_VALUES // lanes, most))
+    packs = bool(shared) and most > 0 and may_be_held(kernel, vector, passes)
+    widest = _WIDEST_TEAM if not packs or -(-vectors // _WIDEST_TEAM) <= most else _MOST_THREADS
     team = 1
-    while team < min(vectors, WARP) or (team < _WIDEST_TEAM and -(-vectors // team) > likes):
+    while team < min(vectors, WARP) or (team < widest and -(-vectors // team) > likes):
         team *= 2
     copies = -(-vectors // team)
-    several = sum(bool(one.sinks) for one in passes) > 1
-    if several and copies <= most and may_be_held(kernel, vector, passes):
-        return team, copies, True
-    return team, min(walked, copies), False
+    if packs and copies <= most:
+        return team, copies, tuple(op.name for op in shared)
+    return min(team, _WIDEST_TEAM), min(walked, copies), None
 
 
 def _short_block(team: int) -> int:

@@ -40,8 +40,10 @@ def most_updates(kernel: Kernel) -> int | None:
 
 
 def _width(op: Store, dtype: str, vector: Axis) -> int:
+    """Two halves of a word, where both are always there."""
     halves = op.update == "sum" and is_float(dtype) and DTYPES[dtype].bytes * 2 == _WORD
-    return 2 if halves and op.index.coefficient(vector) is ONE else 1
+    even = all(factor % 2 == 0 for _, factor in vector.size.terms)
+    return 2 if halves and even and op.index.coefficient(vector) is ONE else 1
 
 
 __all__ = ["at_once", "most_updates", "widest_update"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from litz.codegen.plan_gpu import WARP
 from litz.loop.interpret import as_type
-from litz.loop.ir import COMBINE
+from litz.loop.ir import COMBINE, POSITIONS
 from litz.loop.scalar import SCALARS
 
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -55,6 +55,13 @@ def best_place(kind: str, value: np.ndarray, place: np.ndarray) -> np.ndarray:
     return best[1][:, :1].reshape(-1, 1, 1, 1)
 
 
+def meet(kind: str, dtype: str, one: _Best, other: _Best) -> _Best:
+    """What two threads found, as one."""
+    if kind in POSITIONS:
+        return _better_of(kind, one, other)
+    return combined(kind, dtype, one[0], other[0]), one[1]
+
+
 def better_than(kind: str, new: np.ndarray, old: np.ndarray) -> np.ndarray:
     """Whether `new`, which comes later, replaces `old`: strictly greater (or less), or the first NaN, or any."""
     better = new < old if kind == "argmin" else new > old
@@ -77,4 +84,4 @@ def _exchanges(threads: int) -> Iterator[np.ndarray]:
         yield np.arange(threads) ^ bit
 
 
-__all__ = ["best_place", "better_than", "combined", "together"]
+__all__ = ["best_place", "better_than", "combined", "meet", "together"]

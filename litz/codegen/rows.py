@@ -6,9 +6,13 @@ A row is one point of the parallel axes other than the vector axis. Along the ve
 elements side by side, and `copies` such vectors at a time. A team of threads shares a row: each has its vectors, and
 what a reduction found in its own it combines with what the others found. On a CPU a team is one thread.
 
+Where lanes are not reduced, and the reduced axes are long, a team shares their steps instead: each thread has every so
+many of them, of the longest axis.
+
 Each reduction ends a pass over the reduced axes; what later passes need of earlier ones is computed again from cached
 loads, or, where that is dear, kept. A row that is `held` has no passes: all of it is in registers at once, so every
-value is computed once.
+value is computed once. Of a row that is `packed`, what it loads is in registers, in the type it lies in memory in; each
+pass computes what it needs from that.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ class RowPlan:
     held: bool  # the whole row is in registers
     passes: tuple[Pass, ...]  # the last may have nothing but what is done after all walks
     kept: Mapping[str, int]  # value -> the pass that computes it for those to come
+    packed: tuple[str, ...] | None = (
+        None  # loads that are in registers for all passes, where `copies` vectors are a row
+    )
 
     @cached_property
     def rows(self) -> tuple[Axis, ...]:
@@ -60,17 +67,31 @@ class RowPlan:
     def varies(self) -> dict[str, frozenset[Axis]]:
         return depends(self.kernel.body, self.kernel.reduced)
 
+    @cached_property
+    def shared_axis(self) -> Axis | None:
+        """The reduced axis whose steps the threads of a team share, where they do not share vectors."""
+        if self.team == 1 or self.over_reduced or not self.kernel.reduced:
+            return None
+        return max(self.kernel.reduced, key=lambda axis: axis.size.hint)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether what is done once a row is common to the threads of a team."""
+        return self.team > 1 and (self.over_reduced or self.shared_axis is not None)
+
     @property
     def step(self) -> int:
         """Elements from one vector of a thread to its next."""
-        return self.lanes * self.team
+        return self.lanes * (self.team if self.shared_axis is None else 1)
 
     def __str__(self) -> str:
         along = "no axis" if self.vector is None else f"{self.vector.name}, {self.lanes} x {self.copies}"
-        lines = [
-            f"rows({', '.join(f'{a.name}: {a.size}' for a in self.rows)}) along {along} by {self.team}"
-            f"{', held' if self.held else ''}"
-        ]
+        how = (
+            ", held" if self.held else "" if self.packed is None else f", packed: {', '.join(self.packed) or 'nothing'}"
+        )
+        shared = "" if self.shared_axis is None else f" of {self.shared_axis.name}"
+        rows = ", ".join(f"{a.name}: {a.size}" for a in self.rows)
+        lines = [f"rows({rows}) along {along} by {self.team}{shared}{how}"]
         for number, one in enumerate(self.passes):
             lines += [f"  {_shown(op)}" for op in one.before]
             if one.sinks:
@@ -141,14 +162,14 @@ def may_be_held(kernel: Kernel, vector: Axis, passes: Sequence[Pass]) -> bool:
     )
 
 
-def shared_loads(passes: Sequence[Pass]) -> int:
-    """Values that more than one pass loads."""
-    seen: dict[str, int] = {}
+def shared_loads(passes: Sequence[Pass]) -> tuple[Load, ...]:
+    """What more than one pass loads."""
+    seen: dict[Load, int] = {}
     for one in passes:
         for op in one.ops:
             if isinstance(op, Load):
-                seen[op.name] = seen.get(op.name, 0) + 1
-    return sum(count > 1 for count in seen.values())
+                seen[op] = seen.get(op, 0) + 1
+    return tuple(op for op, count in seen.items() if count > 1)
 
 
 def needed(

@@ -80,7 +80,7 @@ def time_kernels(
     def watch(executable: Executable) -> None:
         watched.append(_Watch(len(watched), programs[len(watched)], executable, clock))
 
-    hooks = {"merge_axes": programs.append, "plan_memory": pause_everywhere, "load": watch}
+    hooks = {"join_small": programs.append, "plan_memory": pause_everywhere, "load": watch}
     torch._dynamo.reset()
     compiled = compile(function, after=hooks, **(options or {}))
     for _ in range(runs + 1):

@@ -128,7 +128,7 @@ def _compiled(
         raise CompileError(f"{op.name()} is not compiled: {why}")
     module = Module()
     write_attempt(module, artifact.plan, form, len(artifact.constants))
-    (attempt,) = build([module.text()], artifact.target)
+    (attempt,) = build([module.text()], artifact.target.host)
     return Boxed(form, _results(artifact), (*artifact.objects, attempt), artifact.constants, artifact.target.host)
 
 

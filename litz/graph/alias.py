@@ -20,6 +20,8 @@ aten = torch.ops.aten
 # Results that share memory although the schema does not say so.
 _UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default}
 
+# In the `meta` of a node: it was written so as to be computed again, wherever it is read, and is not to be kept.
+COMPUTED_AGAIN = "computed_again"
 
 # They give nothing back: they are there to raise.
 CHECKS = frozenset({aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg})

@@ -129,6 +129,13 @@ class Editor:
             self._relayout(users, earlier)
         self.erase(old)
 
+    def read_instead(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node]) -> None:
+        """These users of `old`, none of whom sees layouts, read `new`, which holds the same and lies otherwise."""
+        readers = list(users)
+        for user in readers:
+            user.replace_input_with(old, new)
+        self._relayout(readers, {new: old.meta["val"]})
+
     def check(self, old: fx.Node, new: Any) -> None:
         if not isinstance(new, fx.Node):
             raise Refused(f"the replacement of {old.name} is {new!r}, not a node")

@@ -20,6 +20,7 @@ from litz.graph.alias import may_stand_for
 from litz.graph.editor import Editor, is_channels_last, same_layout, same_place
 from litz.graph.signature import Joint
 from litz.graph.sizes import sizes
+from litz.loop.dtype import from_torch
 from litz.ops.layout import DRAWN, why_it_sees_layouts
 
 aten = torch.ops.aten
@@ -30,6 +31,7 @@ _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0
 _OF_IMAGES = {
     aten.convolution.default: (0,),
     aten._native_batch_norm_legit_no_training.default: (0,),
+    aten.cudnn_batch_norm.default: (0,),
     aten._native_batch_norm_legit_functional.default: (0,),
     aten._native_batch_norm_legit.no_stats: (0,),
     aten.native_batch_norm_backward.default: (0, 1),
@@ -52,6 +54,8 @@ class _Pass:
     def __init__(self, graph_module: fx.GraphModule, ctx: Context):
         self.ctx, self.graph_module, self.editor = ctx, graph_module, Editor(graph_module)
         self.lanes = ctx.target.lanes(4)
+        # A library's convolutions in groups are as likely to lose by it.
+        self.has_groups = any(_groups(node) != 1 for node in graph_module.graph.nodes if node.target in _IMAGES)
         self.eager: dict[fx.Node, Any] = {}  # what was computed anew: its value as eager has it
         self.moved: set[fx.Node] = set()  # of these, what lies otherwise now
         self.turned: dict[fx.Node, fx.Node] = {}  # copies that lie channels last
@@ -100,13 +104,18 @@ class _Pass:
         return self.turned[image]
 
     def _pays(self, node: fx.Node, image: fx.Node, weight: fx.Node, *rest: Any) -> bool:
-        """Whether it makes whole vectors of channels contiguous, in a window that Litz generates."""
+        """Whether the target has it so; where Litz generates the window, whether that makes whole vectors of channels
+        contiguous."""
         x, w = image.meta["val"], weight.meta["val"]
         _stride, padding, _dilation, transposed, _output_padding, groups = rest[1:7]
-        if transposed or x.dim() != 4 or x.dtype != torch.float32 or not self.ctx.target.generates_products:
+        if transposed or x.dim() != 4 or from_torch(x.dtype) not in self.ctx.target.channels_last:
             return False
         if any(isinstance(size, torch.SymInt) for size in (*x.shape, *w.shape)):
             return False  # called as it is
+        if not self.ctx.target.generates_products:
+            # Of a gradient and its image, where one lies so, the library has the other lie so too.
+            images = [node.args[i].meta["val"] for i in _IMAGES[node.target]]  # type: ignore[union-attr]
+            return not self.has_groups or any(map(is_channels_last, images))
         # A window whose rows are whole vectors already (an image cut into patches) is read in place.
         if groups == 1 and w.shape[-1] % self.lanes == 0 and not any(padding):
             return False
@@ -161,6 +170,10 @@ class _Pass:
             x = node.args[0] if node.target is aten.clone.default else None
             if isinstance(x, fx.Node) and same_layout(x.meta["val"], node.meta["val"]) and may_stand_for(x, node):
                 self.editor.replace(node, x, fresh=False)
+
+
+def _groups(convolution: fx.Node) -> Any:
+    return convolution.args[8 if convolution.target is aten.convolution.default else 9]
 
 
 def with_parts(value: Any, other: Any, places: Collection[int]) -> Any:

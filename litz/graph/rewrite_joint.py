@@ -9,15 +9,14 @@ from __future__ import annotations
 from litz.context import Context
 from litz.graph.cse import merge_equal_calls
 from litz.graph.rewrite import apply_rules
-from litz.graph.rules import ATTENTION_TRAINING, GPU, JOINT
+from litz.graph.rules import ATTENTION_TRAINING, JOINT
 from litz.graph.rules.constants import fold_constants
 from litz.graph.signature import Joint
 
 
 def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
     own = tuple(ctx.options.rules)
-    # An inference is not split, so what is done after the split is done here.
-    rules = own + JOINT + (() if joint.gradient_of else GPU)
+    rules = own + JOINT
     # The user's rules first, on the graph as it was written.
     apply_rules(joint.graph, own, ctx, recompile=False)
     if joint.gradient_of:

@@ -11,11 +11,19 @@ from torch import fx
 from litz.context import Context
 from litz.graph.cse import merge_equal_calls
 from litz.graph.rewrite import apply_rules
-from litz.graph.rules import POST_GRAD
+from litz.graph.rules import GPU, NOOP, POST_GRAD
 
 
 def rewrite_post_grad(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
     apply_rules(graph, POST_GRAD, ctx, recompile=False)
     merge_equal_calls(graph, ctx)
     graph.recompile()
+    return graph
+
+
+def rewrite_inference(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
+    """There is no split, which leaves nothing to clean: what is left to do is what only the last graph shows."""
+    if apply_rules(graph, GPU, ctx, recompile=False).fired:
+        apply_rules(graph, NOOP, ctx, recompile=False)
+        graph.recompile()
     return graph

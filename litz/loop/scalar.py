@@ -8,6 +8,7 @@ LLVM spellings, by the kind of the arguments:
 - `@llvm.sqrt`          an intrinsic, overloaded on the type
 - `inline exp`          a function of `codegen/llvm/math.py`, written out in the kernel
 - `sleef sinh u10`      a vector call into SLEEF, which libtorch carries
+- `draw`                by `codegen/llvm/draw.py`, which has to know which lanes draw from one block
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from litz.loop.philox import philox
 
 SAME, BOOL, GIVEN = "same", "bool", "given"
 
@@ -219,6 +222,8 @@ _ROWS = (
     _float1("normal_cdf", _libm(_normal_cdf), "inline normal_cdf", 14),
     _float1("lgamma", _libm(math.lgamma, pole=math.inf), "sleef lgamma u10", 40, ((0.3,), (1.0,), (7.25,), (-2.5,))),
     _float1("sigmoid", lambda a: 1 / (1 + np.exp(-a)), "inline sigmoid", 16),
+    # random numbers: of a seed, a counter and a place, the 32 bits that are always the same
+    Scalar("philox", 3, philox, {"int": "draw"}, cost=20, samples=((0, 0, 0), (-1, -1, -1), (7, 1 << 40, 4 * 270335 + 3), (1 << 62, 5, 2))),
 )  # fmt: skip
 
 SCALARS: dict[str, Scalar] = {row.name: row for row in _ROWS}

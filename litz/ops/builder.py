@@ -8,7 +8,7 @@ another window on the same buffer, read off its fake tensor.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -324,23 +324,24 @@ class Builder:
         self.emit(space, body)
         return out
 
-    def library(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-        """A heavy operator that the library does as well: called, and no fallback."""
-        return self._call(node, args, kwargs, "library")
+    def library(self, node: fx.Node, args: tuple, kwargs: dict, leaves_out: Collection[int] = ()) -> Any:
+        """A heavy operator that the library does as well: called, and no fallback. `leaves_out`: results, by number,
+        that it is not asked for."""
+        return self._call(node, args, kwargs, "library", leaves_out)
 
     def call(self, node: fx.Node, args: tuple, kwargs: dict, why: str) -> Any:
         """The operator as it is, on windows of buffers; a fallback, counted and reported."""
         self.ctx.fallback(str(node.target), why, source_of(node))
         return self._call(node, args, kwargs, why)
 
-    def _call(self, node: fx.Node, args: tuple, kwargs: dict, why: str) -> Any:
+    def _call(self, node: fx.Node, args: tuple, kwargs: dict, why: str, leaves_out: Collection[int] = ()) -> Any:
         fakes = node.meta.get("val")  # None: an operator called for its effect alone
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         several = isinstance(fakes, (tuple, list))
         # A result that nobody reads is not held: tracing does not always know its shape.
         results = [
-            self._held(f) if not several or wants(node, i) else tree_map(lambda _: None, f)
+            self._held(f) if not several or (wants(node, i) and i not in leaves_out) else tree_map(lambda _: None, f)
             for i, f in enumerate(fakes if several else (fakes,))
         ]
         mutates = tuple(

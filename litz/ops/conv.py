@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO, expr
 from litz.loop.ir import View
 from litz.ops import matmul
@@ -29,17 +30,10 @@ def convolution(
     b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Any:  # fmt: skip
-    library = (
-        x,
-        weight,
-        bias,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-    )
+    settings = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+    if bias is not None and not b.ctx.target.convolves_with_bias:
+        return _with_bias(b, node, b.library(node, (x, weight, None, *settings), {}), bias)
+    library = (x, weight, bias, *settings)
     spatial = len(x.sizes) - 2
     fixed = all(s.is_int for s in (*x.sizes, *weight.sizes))
     if transposed or spatial < 1 or not fixed or not b.ctx.target.generates_products:
@@ -58,6 +52,16 @@ def convolution(
     if is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
         return _depthwise(b, node, x, weight, bias, window)
     return b.library(node, library, {})
+
+
+def _with_bias(b: Builder, node: fx.Node, out: View, bias: View) -> View:
+    """The bias is added by whoever reads the result."""
+    dtype = compute_type(out.dtype)
+
+    def formula(body: Body, point: Point) -> Val:
+        return body.cast(body.load(out, point), dtype) + body.cast(body.load(bias, (point[1],)), dtype)
+
+    return b.pointwise(node.meta["val"], formula)
 
 
 def window_of(weight: View, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> SlidingWindow:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.dtype import compute_type
 from litz.loop.expr import ONE, ZERO, expr
 from litz.loop.ir import View
 from litz.ops import matmul
@@ -45,8 +46,13 @@ def convolution_backward(
             found = _of_windows(b, fakes, tangent, x, weight, window, wanted)
     if found is None:
         settings = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
-        sizes = None if bias_sizes is None else tuple(bias_sizes)
-        return b.library(node, (tangent, x, weight, sizes, *settings, tuple(wanted)), {})
+        if b.ctx.target.convolves_with_bias:
+            sizes = None if bias_sizes is None else tuple(bias_sizes)
+            return b.library(node, (tangent, x, weight, sizes, *settings, tuple(wanted)), {})
+        found = (None, None)
+        if wanted[0] or wanted[1]:
+            call = (tangent, x, weight, None, *settings, (*wanted[:2], False))
+            found = b.library(node, call, {}, leaves_out=(2,))[:2]
     bias = _bias(b, fakes[2], tangent) if wanted[2] else None
     return (*found, bias)
 
@@ -180,7 +186,8 @@ def _bias(b: Builder, fake: torch.Tensor, tangent: View) -> View:
     space, body = Space(), Body()
     (c,) = space.over(out.sizes)
     n, *place = (space.reduce_over(tangent.sizes[d]) for d in range(len(tangent.sizes)) if d != 1)
-    body.store(out, (c,), over(space, body, "sum", body.load(tangent, (n, c, *place))))
+    term = body.cast(body.load(tangent, (n, c, *place)), compute_type(tangent.dtype))
+    body.store(out, (c,), over(space, body, "sum", term))
     b.emit(space, body)
     return out
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from litz.loop.operator import returns_view
-from litz.ops import library, lower  # noqa: F401  (the latter has every row registered)
+from litz.ops import library, lower  # noqa: F401  (`lower` has every family register its rows)
 from litz.ops.decompose import decompositions
 from litz.ops.registry import IN_ORDER, LOWERINGS
 

@@ -27,12 +27,12 @@ def cat(b: Builder, node: fx.Node, parts: Sequence[View], dim: int = 0) -> Any:
         if len(part.sizes) != len(out.sizes):
             continue  # eager lets an empty 1-d tensor join anything
         window = replace(out, sizes=part.sizes, offset=out.offset + start * out.strides[dim])
-        _copy_into(b, fake, part, window)
+        copy_into(b, fake, part, window)
         start = start + part.sizes[dim]
     return out
 
 
-def _copy_into(b: Builder, fake: torch.Tensor, part: View, window: View) -> None:
+def copy_into(b: Builder, fake: torch.Tensor, part: View, window: View) -> None:
     b.pointwise(fake, lambda body, point: operand(body, point, part, part.dtype), out=window)
 
 
@@ -44,5 +44,5 @@ def stack(b: Builder, node: fx.Node, parts: Sequence[View], dim: int = 0) -> Any
     for i, part in enumerate(parts):
         strides = (*out.strides[:dim], *out.strides[dim + 1 :])
         window = View(out.buffer, out.dtype, part.sizes, strides, out.offset + expr(i) * out.strides[dim])
-        _copy_into(b, fake, part, window)
+        copy_into(b, fake, part, window)
     return out

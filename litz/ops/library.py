@@ -27,7 +27,10 @@ _NAMES = (
     "multi_margin_loss_backward", "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward",
     "_embedding_bag_backward", "masked_scatter", "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "i0",
     "special_i1", "nanmedian", "_linalg_slogdet", "linalg_lu", "linalg_matrix_exp", "_pdist_forward", "addbmm",
-    "segment_reduce",
+    "segment_reduce", "_addmm_activation", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_cudnn_attention_backward",
 )  # fmt: skip
 
 

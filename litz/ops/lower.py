@@ -32,6 +32,8 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     conv,
     conv_backward,
     create,
+    cut_product,
+    draw,
     embedding_backward,
     foreach,
     grid,
@@ -207,7 +209,7 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         del builder.steps[made:]
     if lowering is None:
         return builder.call(node, args, kwargs, "no lowering")
-    if not _typed(args, node.meta.get("val")):
+    if lowering is not library.call and not _typed(args, node.meta.get("val")):
         return builder.call(node, args, kwargs, "a dtype the loop IR does not have")
     if target in IN_ORDER and not builder.ctx.target.walks_in_order:
         return builder.call(node, args, kwargs, "the library gathers, and has no need of sums by threads that meet")

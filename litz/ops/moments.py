@@ -47,7 +47,7 @@ def _variance(
         freedom = body.apply("max", body.const(count, "f64") - taken, 0.0)
         return finish(body, squares / body.cast(freedom, dtype))
 
-    if parts_of(x, dims, count) is None:
+    if parts_of(b, x, dims, count) is None:
         space, body = Space(), Body()
         point = split_point(space, x, dims)
         kept = kept_point(point, dims)

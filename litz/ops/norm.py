@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.loop.dtype import compute_type, from_torch
-from litz.loop.expr import ZERO, Expr, expr
+from litz.loop.dtype import DTYPES, compute_type, from_torch, to_torch
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import POSITIONS, View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.registry import lowers
@@ -45,11 +45,13 @@ def over(space: Space, body: Body, kind: str, value: Val) -> Val:
     return body.const(0, "i64") if kind in POSITIONS else value
 
 
-def mean_and_variance(space: Space, body: Body, x: Val, count: Expr) -> tuple[Val, Val]:
+def mean_and_variance(space: Space, body: Body, x: Val, count: Expr, is_short: bool = False) -> tuple[Val, Val]:
     """In two passes over the row: exact where a single pass cancels. The second also finds how far off the mean is,
-    which was rounded where the sum was large."""
+    which was rounded where the sum was large; of numbers of 16 bits that is nothing beside their own rounding."""
     mean = over(space, body, "sum", x) / count
     centred = x - mean
+    if is_short:
+        return mean, over(space, body, "sum", centred * centred) / count
     off = over(space, body, "sum", centred) / count
     return mean + off, over(space, body, "sum", centred * centred) / count
 
@@ -59,6 +61,14 @@ def batch_mean_and_variance(space: Space, body: Body, x: Val, count: Expr) -> tu
     mean = body.cast(over(space, body, "sum", body.cast(x, "f64")) / count, x.dtype)
     centred = x - mean
     return mean, over(space, body, "sum", centred * centred) / count
+
+
+def mean_and_variance_at_once(space: Space, body: Body, x: Val, near: Val, count: Expr) -> tuple[Val, Val]:
+    """In one pass, for data that is dear to read again: of the distances from a number `near` them all, so that what
+    cancels is small."""
+    far = x - near
+    off = over(space, body, "sum", far) / count
+    return near + off, body.apply("max", over(space, body, "sum", far * far) / count - off * off, 0.0)
 
 
 @lowers(aten.native_layer_norm.default)
@@ -75,7 +85,7 @@ def native_layer_norm(
     space, body = Space(), Body()
     point = split_point(space, out, dims)
     value = body.cast(body.load(x, point), dtype)
-    mean, variance = mean_and_variance(space, body, value, count)
+    mean, variance = mean_and_variance(space, body, value, count, x.dtype in ("bf16", "f16"))
     rstd = body.apply("rsqrt", variance + eps)
     body.store(out, point, _affine(body, (value - mean) * rstd, weight, bias, tuple(point[d] for d in dims)))
     row = tuple(expr(0) if d in dims else point[d] for d in range(len(point)))
@@ -96,6 +106,17 @@ def native_batch_norm(
         return _batch_norm_inference(b, node, x, weight, bias, running_mean, running_var, eps)
     # Eager updates the running statistics where they lie, although the schema does not say so.
     return _batch_norm_training(b, node, x, weight, bias, _Running(running_mean, running_var, momentum), eps)
+
+
+@lowers(aten.cudnn_batch_norm.default)
+def cudnn_batch_norm(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, running_mean: View | None,
+    running_var: View | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    """What eager takes on GPUs for some types. In training, tracing has made another of it."""
+    if training or running_mean is None or running_var is None:
+        return NotImplemented
+    return _batch_norm_inference(b, node, x, weight, bias, running_mean, running_var, eps)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
@@ -170,16 +191,40 @@ def _batch_norm_training(
     point = split_point(space, out, dims)
     channel = (point[1],)
     value = body.cast(body.load(x, point), dtype)
-    mean, variance = batch_mean_and_variance(space, body, value, count)
+    apart = in_parts(b, x, count)
+    if apart:
+        first = body.cast(body.load(x, tuple(ZERO if d in dims else i for d, i in enumerate(point))), dtype)
+        mean, variance = mean_and_variance_at_once(space, body, value, first, count)
+    else:
+        mean, variance = batch_mean_and_variance(space, body, value, count)
     rstd = body.apply("rsqrt", variance + eps)
     scale, shift = _scale_and_shift(body, mean, rstd, weight, bias, channel)
-    body.store(out, point, body.apply("fma", value, scale, shift))
+    kept = [b.scratch((x.sizes[1],), dtype) for _ in range(2 * apart)]
+    if apart:
+        for view, number in zip(kept, (scale, shift), strict=True):
+            body.store(view, channel, number)
+    else:
+        body.store(out, point, body.apply("fma", value, scale, shift))
     body.store(mean_out, channel, mean)
     body.store(rstd_out, channel, rstd)
     if running is not None:
         running.update(body, channel, mean, variance, count)
     b.emit(space, body)
+
+    def normal(body: Body, point: Point) -> Val:
+        scale, shift = (body.load(view, (point[1],)) for view in kept)
+        return body.apply("fma", body.cast(body.load(x, point), dtype), scale, shift)
+
+    if apart:
+        b.pointwise(node.meta["val"][0], normal, out)
     return out, mean_out, rstd_out
+
+
+def in_parts(b: Builder, x: View, count: Expr) -> bool:
+    """Whether a channel's statistics will be put together from parts (`schedule/split_reductions.py`): no part is there
+    any more when the next pass would want it."""
+    abreast = b.ctx.target.lanes(DTYPES[x.dtype].bytes) if x.strides[1] is ONE else None
+    return b.ctx.target.parts(x.sizes[1].hint, count.hint, abreast) > 1
 
 
 def _affine(body: Body, value: Val, weight: View | None, bias: View | None, place: Point) -> Val:
@@ -314,7 +359,8 @@ def fused_rms_norm(
     if count is ZERO:
         return NotImplemented
     dtype = compute_type(x.dtype)
-    eps = torch.finfo(out_fake.dtype).eps if eps is None else eps
+    # Of the type that is computed in, as eager's kernel has it.
+    eps = torch.finfo(to_torch(dtype)).eps if eps is None else eps
     out, rstd_out = b.allocate(out_fake), b.allocate(rstd_fake)
     space, body = Space(), Body()
     point = split_point(space, out, dims)

@@ -17,7 +17,7 @@ from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ONE, ZERO, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
-from litz.ops.norm import over, split_point
+from litz.ops.norm import in_parts, over, split_point
 from litz.ops.registry import lowers
 from litz.ops.row_sums import sum_rows
 
@@ -137,7 +137,9 @@ def native_batch_norm_backward(
         return NotImplemented
     outs = _allocate(b, node, mask)
     channels = _Channels(grad, x, weight, mean, spread, None if train else eps)
-    if x.strides[1] is ONE and x.sizes[1] is not ONE:
+    if train and in_parts(b, x, channels.count):
+        channels.emit_in_parts(b, *outs)
+    elif x.strides[1] is ONE and x.sizes[1] is not ONE:
         channels.emit_apart(b, *outs)
     else:
         channels.emit_together(b, *outs)
@@ -219,6 +221,30 @@ class _Channels:
         space, body = Space(), Body()
         point = space.over(to_input.sizes, to_input.strides)
         body.store(to_input, point, formula(body, point))
+        b.emit(space, body)
+
+    def emit_in_parts(self, b: Builder, to_input: View | None, to_weight: View | None, to_bias: View | None) -> None:
+        """Sums that are put together from parts, and then the gradient element by element, which is linear in the
+        incoming one and in the input: with three numbers of the channel, and not all that those are made of."""
+        kept = [b.scratch((self.x.sizes[1],), self.dtype) for _ in range(3)]
+
+        def use(body: Body, channel: Point, sums: Sequence[Val]) -> None:
+            mean, rstd = self.statistics(body, channel)
+            height, tilt = (body.cast(value / self.count, self.dtype) for value in sums)
+            scale = _scaled(body, rstd, self.weight, channel)
+            slope = -(tilt * rstd * rstd * scale)
+            for view, value in zip(kept, (scale, slope, -(height * scale) - mean * slope), strict=True):
+                body.store(view, channel, value)
+            self._store_sums(body, channel, sums[0], sums[1], to_weight, to_bias)
+
+        sum_rows(b, self.x, self.dims, self.terms, use)
+        if to_input is None:
+            return
+        space, body = Space(), Body()
+        point = space.over(to_input.sizes, to_input.strides)
+        incoming, value = (body.cast(body.load(v, point), self.dtype) for v in (self.grad, self.x))
+        scale, slope, shift = (body.load(view, (point[1],)) for view in kept)
+        body.store(to_input, point, body.apply("fma", value, slope, body.apply("fma", incoming, scale, shift)))
         b.emit(space, body)
 
     def _store_sums(

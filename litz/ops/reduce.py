@@ -72,10 +72,10 @@ def fold(
         use(body, kept, body.const(_IDENTITY[kind], dtype))
         b.emit(space, body)
         return
-    if kind == "sum" and is_float(dtype) and adds_rows(x, dims):
+    if kind == "sum" and is_float(dtype) and b.ctx.target.cuts_sums_early and adds_rows(x, dims):
         _fold_rows(b, x, dims, dtype, prepare, use)
         return
-    parts = parts_of(x, dims, length)
+    parts = parts_of(b, x, dims, length)
     if parts is not None:
         x, dims = _in_parts(b, x, dims, kind, dtype, prepare, *parts)
         prepare = None
@@ -109,8 +109,10 @@ def _total(
     return total + 0.0 if kind == "sum" and not space.reduced and is_float(dtype) else total
 
 
-def parts_of(x: View, dims: Sequence[int], length: Expr) -> tuple[int, int] | None:
-    """The dimension to cut and in how many equal parts; None where one kernel will do."""
+def parts_of(b: Builder, x: View, dims: Sequence[int], length: Expr) -> tuple[int, int] | None:
+    """The dimension to cut and in how many equal parts; None where one kernel will do, or it is cut later."""
+    if not b.ctx.target.cuts_sums_early:
+        return None
     outputs = numel([size for d, size in enumerate(x.sizes) if d not in dims])
     if not (length.is_int and outputs.is_int) or length.int <= _LONG or not 0 < outputs.int <= _FEW_OUTPUTS:
         return None

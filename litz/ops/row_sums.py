@@ -26,10 +26,11 @@ Use = Callable[[Body, Point, Sequence[Val]], None]
 
 def sum_rows(b: Builder, x: View, dims: Sequence[int], terms: Terms, use: Use) -> None:
     """Add up `terms` over `dims` of a tensor like `x`, whose sizes are not zero. Those that are known only at run time
-    are cut when the sum is (see `codegen/llvm/loops.py`), and here are not."""
+    are cut when the sum is (see `codegen/llvm/loops.py`), and here are not; nor are any where the target would rather
+    have them cut later (`schedule/split_reductions.py`)."""
     order = sorted(dims, key=lambda d: -x.strides[d].hint)
     kept = [d for d in range(len(x.sizes)) if d not in dims]
-    if not all(x.sizes[d].is_int for d in dims):
+    if not b.ctx.target.cuts_sums_early or not all(x.sizes[d].is_int for d in dims):
         space, body = Space(), Body()
         place = space.over([x.sizes[d] for d in kept], [x.strides[d] for d in kept])
         along = dict(zip(kept, place, strict=True)) | {d: space.reduce_over(x.sizes[d]) for d in order}

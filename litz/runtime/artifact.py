@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import HostPlan
 from litz.graph.signature import Signature, Training
 from litz.loop.formula import Formula
@@ -25,6 +26,7 @@ class Artifact:
     constants: tuple[torch.Tensor, ...]  # the plan's last inputs
     target: Machine
     built: Built  # what the report says of it
+    kernels: tuple[GpuCode, ...] = ()  # where they are a GPU's: in the order in which host functions number them
 
 
 @dataclass(frozen=True)

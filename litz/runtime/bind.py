@@ -27,8 +27,12 @@ def bind(
             forward.eager = eager
         return wrapped
     assert backward is not None, "what is differentiable has a backward"
-    later = lambda absent: load(backward(absent)).consume  # noqa: E731
-    return wrap(Differentiable(compiled.signature, compiled.training, forward, later), compiled.signature, eager)
+    step = Differentiable(
+        compiled.signature, compiled.training, forward, lambda absent: load(backward(absent)).consume
+    )  # fmt: skip
+    if forward.graphs is not None:
+        forward.graphs.lends = range(step.own, step.own + compiled.training.saved)
+    return wrap(step, compiled.signature, eager)
 
 
 __all__ = ["Backward", "bind"]

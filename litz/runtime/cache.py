@@ -33,7 +33,7 @@ from litz.runtime.encode import Unreadable
 
 MOST_BYTES = 4 << 30
 OPERATOR = "operator"
-KINDS = ("function", "backward", "kernel", OPERATOR)
+KINDS = ("function", "backward", "kernel", "trial", OPERATOR)
 _VERSION = "1"  # of the folder's own layout
 _LEFT_BEHIND = 3600.0  # seconds after which a file that was never moved to its place is nobody's
 _FRESH = 600.0  # seconds during which another use of a value need not be noted

@@ -3,6 +3,8 @@
 In: a value made of the types below, of plain Python values, tensors and bytes. Out: `encode(value) -> (json, blobs)`, a
 JSON value and the bytes it refers to; `decode(json, blobs)` gives an equal value, or raises `Unreadable`.
 
+A tensor of a GPU is written as one of the CPU, and read as such: whoever uses it puts it in its place.
+
 A JSON list is a value with its type in front: `["View", "b0", …]` is a `View` of those fields, `["tuple", 1, 2]` a
 tuple. What has no spelling raises `Unwritable`, which names it.
 """
@@ -19,6 +21,7 @@ from typing import Any, Union
 
 import torch
 
+from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import Dropped, HostPlan, Item, Native
 from litz.errors import CacheError
 from litz.graph.signature import Base, Input, Output, Signature, Tangent, Training, ViewStep, Window
@@ -28,6 +31,7 @@ from litz.loop.ir import Buffer, Call, Number, NumberSource, SizeSource, View
 from litz.loop.operator import operator_named
 from litz.report import Built, Fallback, Firing, NearMiss, Occasion, Told
 from litz.runtime.artifact import Artifact, Compiled, Kept
+from litz.runtime.layout import extent, on_device
 from litz.schedule.memory import Apart
 from litz.schedule.place import Span
 from litz.target import GpuTarget, Target
@@ -35,9 +39,9 @@ from litz.target import GpuTarget, Target
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuTarget, HostPlan, Input,
-        Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span, Tangent,
-        Target, Told, Training, View, ViewStep, Window,
+        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
+        Input, Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
+        Tangent, Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]
@@ -138,19 +142,15 @@ def _of_torch(value: Any, blobs: Blobs) -> Any:
         return ["device", str(value)]
     if isinstance(value, torch._ops.OpOverload):
         return ["operator", value.name()]
-    if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu":
+    if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type in ("cpu", "cuda"):
         return ["tensor", blobs.add_tensor(value), str(value.dtype), list(value.shape), list(value.stride())]
     raise Unwritable(f"a {type(value).__module__}.{type(value).__qualname__} cannot be written to disk: {value!r:.100}")
 
 
 def memory_of(tensor: torch.Tensor) -> bytes:
     """The memory from its first element to its last."""
-    return ctypes.string_at(tensor.data_ptr(), _extent(tensor.shape, tensor.stride()) * tensor.element_size())
-
-
-def _extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements of memory from the first of a tensor to its last."""
-    return 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    there = on_device(tensor, torch.device("cpu"))
+    return ctypes.string_at(there.data_ptr(), extent(there.shape, there.stride()) * there.element_size())
 
 
 def _fields(record: Any) -> list[Any]:
@@ -243,10 +243,10 @@ def _new_tensor(fields: list[Any], blobs: _Reading) -> torch.Tensor:
     blob, dtype, sizes, strides = fields
     kind = _torch_value("dtype", dtype.removeprefix("torch."))
     data = blobs[blob]
-    extent = _extent(sizes, strides)
-    if extent * kind.itemsize != len(data) or min([*sizes, *strides, 0]) < 0:
+    count = extent(sizes, strides)
+    if count * kind.itemsize != len(data) or min([*sizes, *strides, 0]) < 0:
         raise Unreadable(f"a tensor of {sizes} by {strides} is not {len(data)} bytes")
-    memory = torch.empty(extent, dtype=kind, device="cpu")
+    memory = torch.empty(count, dtype=kind, device="cpu")
     if data:
         memoryview((ctypes.c_ubyte * len(data)).from_address(memory.data_ptr())).cast("B")[:] = data
     return memory.as_strided(sizes, strides)

@@ -3,154 +3,109 @@
 In: an `Artifact`. Out: `Executable`, called with the flat inputs.
 
 Each call in flight has a `Frame` of its own (table of pointers) and a block of the process's arena, so that
-threads may call one executable at once.
+threads may call one executable at once. On a GPU a call may be answered by what an earlier one has recorded
+(`graphs.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
 
 from litz.capture.forward_mode import carries_tangents
-from litz.codegen.plan import IN_TIME, HostPlan, Item, Native
+from litz.codegen.llvm.shim import handle_slot
+from litz.codegen.plan import IN_TIME, Item, Native
 from litz.errors import CallError, RunFailed
 from litz.loop.dtype import DTYPES, to_torch
-from litz.loop.expr import ZERO, Expr
+from litz.loop.expr import Expr
 from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
-from litz.loop.ir import View, measure
+from litz.loop.ir import Call, View, measure, views
 from litz.runtime.arena import Block
 from litz.runtime.artifact import Artifact
+from litz.runtime.copies import copied
 from litz.runtime.device import ALIGNMENT, device_for
+from litz.runtime.frame import Frame, Shown
+from litz.runtime.graphs import Graphs, Replays
+from litz.runtime.handle import taken_over
+from litz.runtime.layout import on_device
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
 from litz.schedule.memory import Apart
-from litz.schedule.place import place, size_of
 
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
-
-
-class Frame:
-    """What one call in flight owns, laid out for the sizes it is called with."""
-
-    def __init__(self, executable: Executable, measured: Measures):
-        plan = executable.plan
-        self.sizes = measured  # and floats, of the present call
-        self.table = (ctypes.c_int64 * max(1, len(plan.sizes)))()  # the sizes, where kernels read them
-        self.numbers = (ctypes.c_double * max(1, len(plan.numbers)))()  # the floats, in the same way
-        placement = place(plan.buffers, plan.shared, measured)
-        self.apart = {block: size_of(plan.buffers, block.members, self.sizes) for block in plan.apart}  # bytes
-        self.fresh = {name: self._fresh(plan, name) for item in plan.items for name in item.makes}
-        self.due = [[self.fresh[name] for name in item.makes] for item in plan.items]
-        self.arena_bytes = placement.size
-        self.bytes = placement.size + plan.workspace
-        self.offsets = [(executable.slots[name], offset) for name, offset in placement.offsets.items()]
-        self.address = 0  # of the block the table of pointers was last made for
-        self.slots = (ctypes.c_int64 * max(1, len(executable.slots)))()
-        self.error = ctypes.c_int32(0)
-        for position, source in enumerate(plan.numbers):
-            if source.input is None:
-                self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
-        self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
-        self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
-        executable.device.expect(self, self.bytes)
-        self._place(0)
-
-    def use(self, block: Block) -> None:
-        """Temporaries lie in this block from here on."""
-        if block.address != self.address:
-            self._place(block.address)
-
-    def _place(self, address: int) -> None:
-        self.address = address
-        for slot, offset in self.offsets:
-            self.slots[slot] = address + offset
-        self.views.clear()
-        # What every host function takes.
-        workspace = address + self.arena_bytes
-        tables = [ctypes.addressof(table) for table in (self.slots, self.table, self.error)]
-        self.native = (tables[0], workspace, tables[1], tables[2])
-
-    def take(self, measured: Measures, plan: HostPlan) -> None:
-        """The numbers of a call."""
-        self.sizes = measured
-        for position, size in enumerate(plan.sizes):
-            self.table[position] = measured[size.name]  # type: ignore[assignment]
-        for position, number in enumerate(plan.numbers):
-            self.numbers[position] = measured[number.name]
-
-    def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
-        return tuple(v.at(self.sizes) for v in values)
-
-    def _fresh(self, plan: HostPlan, name: str) -> Fresh:
-        """An output buffer, as the output that shows it where that is one."""
-        buffer = plan.buffers[name]
-        shown = [v for v in plan.outputs if isinstance(v, View) and v.buffer == name]
-        size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
-        if len(shown) == 1 and shown[0].offset is ZERO and self._covers(shown[0], size):
-            return Fresh(name, self.ints(shown[0].sizes), self.ints(shown[0].strides), to_torch(shown[0].dtype))
-        return Fresh(name, (size,), (1,), to_torch(buffer.dtype))
-
-    def _covers(self, view: View, size: int) -> bool:
-        sizes, strides = self.ints(view.sizes), self.ints(view.strides)
-        if 0 in sizes:  # an empty window may be one on a buffer that is not
-            return size == 0
-        return size == 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-
-
-class Fresh(NamedTuple):
-    """An output buffer to allocate: its name, shape, strides and type."""
-
-    name: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
+_NO_NUMBERS: Measures = {}
+_address = torch.Tensor.data_ptr
 
 
 class Bound(NamedTuple):
-    """An item of the plan, ready to run: a native function, or an operator."""
+    """An item of the plan, ready to run: a native function, or an operator. `forgets`: tensors that the frame holds and
+    nobody needs afterwards; `drops`: the same of arguments, by position."""
 
     item: Item
     native: Callable[..., None] | None
-    operator: Operator | None
+    operator: Callable[[Frame], None] | None
+    forgets: tuple[str, ...]
+    drops: tuple[int, ...]
+    hands: tuple[tuple[str, int], ...] = ()  # buffers that native code hands over, and where their handles are
 
 
 class Executable:
-    def __init__(self, artifact: Artifact):
+    def __init__(self, artifact: Artifact, replays: Replays | None = None, gpu: int | None = None):
+        """`gpu`: which one it is for; where it is not said, the constants say it, or it is the current one."""
         self.plan = plan = artifact.plan
-        self.device = device_for(artifact.target, plan.slots, artifact.constants)
+        self.built = artifact.built
+        self.device = device_for(artifact.target, plan.slots, artifact.constants, gpu)
         self.slots = plan.slots
-        self.constants = artifact.constants
+        self.constants = [on_device(constant, self.device.device) for constant in artifact.constants]
         self.eager: Callable[..., Any] | None = None  # the user's function, where one call of it is one of this
-        self._code = Code(artifact.objects, artifact.target)
-        self.items = [self._bind(item) for item in plan.items]
+        with self.device.current():
+            self.code = Code(artifact.objects, artifact.target, artifact.kernels)
         self._apart = frozenset(name for block in plan.apart for name in block.members)
+        self._inputs = [(i, name) for i, name in enumerate(plan.inputs) if name is not None]
+        assert [self.slots[name] for _, name in self._inputs] == list(range(len(self._inputs))), "inputs come first"
+        self._held = self._held_inputs()
+        self.items = [self._bind(item) for item in plan.items]
         self._frames: dict[tuple[int | float, ...], list[Frame]] = {}
-        self._inputs = [(i, self.slots[name]) for i, name in enumerate(plan.inputs) if name is not None]
         self._measures = bool(plan.sizes or plan.numbers)
         self._shaping = plan.shaping()
         first = None if self._measures else Frame(self, {})
         self._only = self._is_simple(first)
         if first is not None:
             self._frames[()] = [first]
+        recorder = self.device.recorder()
+        self.graphs = None if replays is None or recorder is None else Graphs(self, replays, recorder)
 
     # -- preparation --------------------------------------------------------------------------------
     def _bind(self, item: Item) -> Bound:
+        held = self.plan.owned | {name for _, name in self._held}
+        forgets = tuple(dropped.buffer for dropped in item.drops if dropped.buffer in held)
+        drops = tuple(dropped.input for dropped in item.drops if dropped.input is not None)
         if isinstance(item.run, Native):
-            return Bound(item, self._code.function(item.run.function), None)
-        return Bound(item, None, Operator(item.run, self))
+            hands = tuple((name, self.slots[handle_slot(name)]) for name in item.run.hands_over)
+            return Bound(item, self.code.function(item.run.function), None, forgets, drops, hands)
+        return Bound(item, None, Operator(item.run, self), forgets, drops)
+
+    def _held_inputs(self) -> tuple[tuple[int, str], ...]:
+        """Inputs that are needed as tensors, not only where they lie: by operators, as results, for their memory."""
+        needed = {block.over for block in self.plan.apart} | {view.buffer for view in views(self.plan.outputs)}
+        for item in self.plan.items:
+            if isinstance(item.run, Call):
+                needed.update(item.run.reads, item.run.writes)
+        return tuple((place, name) for place, (_, name) in enumerate(self._inputs) if name in needed)
 
     def _is_simple(self, frame: Frame | None) -> Bound | None:
         """The one native stretch that is all of the program, where every output is a buffer made for it."""
-        if frame is None or len(self.items) != 1 or self.items[0].native is None or self.constants or self._apart:
+        if frame is None or len(self.items) != 1 or self.items[0].native is None or self._apart:
             return None
-        outputs, made = self.plan.outputs, frame.due[0]
-        in_order = [slot for _, slot in self._inputs] == list(range(len(self.plan.inputs)))
-        whole = len(made) == len(outputs) and all(_is_whole(view, one) for view, one in zip(outputs, made, strict=True))
-        return self.items[0] if in_order and whole else None
+        made = [one.name for one in frame.due[0]]
+        whole = [shown.buffer if shown is not None and shown.whole else None for shown in frame.shown]
+        return self.items[0] if made == whole else None
 
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
@@ -168,70 +123,155 @@ class Executable:
 
         `overwrite`: nor has anyone else for those that were planned as donated.
         """
-        return self._call((), args, overwrite)
+        return self._call(args, args, overwrite)
 
-    def _call(self, args: tuple, own: list[Any] | None, overwrite: bool = False) -> list[Any]:
-        plan = self.plan
-        measured = measure(plan.sizes, plan.numbers, args if own is None else own) if self._measures else {}
-        key = tuple([measured[name] for name in self._shaping])
-        frames = self._frames.get(key)
-        if frames is None:
-            frames = self._frames_for(key)
+    def _call(self, args: Sequence[Any], own: list[Any] | None, overwrite: bool = False) -> list[Any]:
+        if self.device.aligns and self.device.is_elsewhere():
+            with self.device.current():
+                return self._call(args, own, overwrite)
+        measured = measure(self.plan.sizes, self.plan.numbers, args) if self._measures else _NO_NUMBERS
+        if self.graphs is not None:
+            return self.graphs.call(self, args, own, overwrite, measured)
+        return self.run(args, own, overwrite, measured)
+
+    def run(self, args: Sequence[Any], own: list[Any] | None, overwrite: bool, measured: Measures) -> list[Any]:
+        """Step by step. `own`: the arguments, where they are this call's to drop."""
+        frame, frames = self._frame_for(measured)
+        block = self._begin(frame)
         try:
-            frame = frames.pop()
-        except IndexError:
-            frame = Frame(self, measured)
-        if measured:
-            frame.take(measured, plan)
-        block = self.device.take(frame.bytes)
-        frame.use(block)
-        if self.device.aligns:
-            self.device.tell(frame.slots)
-        try:
+            self._take_inputs(frame, args)
             if self._only is not None:
-                return self._run_simple(self._only, frame, args if own is None else own)
-            return self._run(frame, args, own, overwrite)
+                return self._run_simple(self._only, frame)
+            self._run(frame, self.items, own, overwrite)
+            return self.results(frame.shown, frame.tensors, measured)
         finally:
             frame.tensors.clear()
             self.device.give(block)
             frames.append(frame)
 
-    def _frames_for(self, key: tuple[int | float, ...]) -> list[Frame]:
-        """The pool for new sizes; the oldest sizes' arenas are let go."""
-        while len(self._frames) >= _MOST_SIZES:
-            self._frames.pop(next(iter(self._frames)), None)
-        return self._frames.setdefault(key, [])
+    # -- for `graphs.py` ----------------------------------------------------------------------------
+    def run_for(
+        self, names: Sequence[str], items: Sequence[Bound], args: Sequence[Any], overwrite: bool, measured: Measures
+    ) -> list[torch.Tensor]:
+        """The same by these items, which are its own or stand for them; the tensors of these buffers."""
+        frame, frames = self._frame_for(measured)
+        block = self._begin(frame)
+        try:
+            self._take_inputs(frame, args)
+            self._run(frame, items, None, overwrite)
+            return [frame.tensors[name] for name in names]
+        except RunFailed as failure:
+            raise failure.error from None
+        finally:
+            frame.tensors.clear()
+            self.device.give(block)
+            frames.append(frame)
 
-    def _run_simple(self, only: Bound, frame: Frame, args: Sequence[Any]) -> list[Any]:
+    def made_by(self, at: int, measured: Measures) -> torch.Tensor:
+        """What the item, an operator that takes no tensors, gives now."""
+        frame, frames = self._frame_for(measured)
+        bound = self.items[at]
+        assert bound.operator is not None
+        try:
+            bound.operator(frame)
+            (made,) = frame.tensors.values()
+            return made
+        finally:
+            frame.tensors.clear()
+            frames.append(frame)
+
+    def shown_for(self, measured: Measures) -> list[Shown | None]:
+        frame, frames = self._frame_for(measured)
+        frames.append(frame)
+        return frame.shown
+
+    def bytes_for(self, measured: Measures) -> int:
+        """Of memory that a call takes, and does not give back, if nothing of it is used twice."""
+        frame, frames = self._frame_for(measured)
+        frames.append(frame)
+        made = sum(math.prod(one.sizes) * one.dtype.itemsize for due in frame.due for one in due)
+        return frame.bytes + sum(frame.apart.values()) + made
+
+    # -- its steps ----------------------------------------------------------------------------------
+    def _begin(self, frame: Frame) -> Block:
+        block = self.device.take(frame.bytes)
+        frame.use(block)
+        if self.device.aligns:
+            self.device.tell(frame.slots, self.constants)
+        return block
+
+    def _frame_for(self, measured: Measures) -> tuple[Frame, list[Frame]]:
+        """One that is free, and where it goes back to; of new sizes, the oldest sizes' frames are let go."""
+        key = tuple([measured[name] for name in self._shaping])
+        frames = self._frames.get(key)
+        if frames is None:
+            while len(self._frames) >= _MOST_SIZES:
+                self._frames.pop(next(iter(self._frames)), None)
+            frames = self._frames.setdefault(key, [])
+        try:
+            frame = frames.pop()
+        except IndexError:
+            frame = Frame(self, measured)
+        if measured:
+            frame.take(measured, self.plan)
+        return frame, frames
+
+    def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
+        given = (*args, *self.constants) if self.constants else args
+        if len(self._inputs) != len(given):
+            given = [given[position] for position, _ in self._inputs]
+        for place, name in self._held:
+            frame.tensors[name] = given[place]
+        addresses = list(map(_address, given))
+        if addresses == frame.inputs:
+            return
+        frame.inputs = addresses
+        if self.device.aligns and reduce(or_, addresses, 0) % ALIGNMENT:
+            frame.inputs = []  # copies lie elsewhere each time
+            addresses = [self._aligned(frame, *one) for one in zip(self._inputs, given, addresses, strict=True)]
+        frame.slots[0 : len(addresses)] = addresses
+
+    def _aligned(self, frame: Frame, source: tuple[int, str], value: torch.Tensor, address: int) -> int:
+        """Where native code can take the argument: accesses of many bytes want addresses that are multiples."""
+        if address % ALIGNMENT == 0:
+            return address
+        if source[1] in self.plan.written:
+            raise RunFailed(CallError("an argument that is written to does not lie at a multiple of 16 bytes"), True)
+        frame.tensors[source[1]] = copy = copied(value)
+        return copy.data_ptr()
+
+    def _run_simple(self, only: Bound, frame: Frame) -> list[Any]:
         """One native stretch, fresh outputs: nothing to look up."""
         slots, empty = frame.slots, self.device.empty
-        if self.device.aligns:
-            args = [self._ready(a, name) for a, name in zip(args, self.plan.inputs, strict=True)]
-        slots[0 : len(args)] = [a.data_ptr() for a in args]
         outputs = []
-        for name, sizes, strides, dtype in frame.due[0]:
+        for _, slot, sizes, strides, dtype in frame.due[0]:
             tensor = empty(sizes, strides, dtype)
-            slots[self.slots[name]] = tensor.data_ptr()
+            slots[slot] = tensor.data_ptr()
             outputs.append(tensor)
         only.native(*frame.native)  # type: ignore[misc]
         if frame.error.value:
             raise self._failure(frame, only.item)
         return outputs
 
-    def _run(self, frame: Frame, args: tuple, own: list[Any] | None, overwrite: bool) -> list[Any]:
-        slots, tensors = frame.slots, frame.tensors
-        self._take_inputs(frame, args if own is None else own)
+    def _run(self, frame: Frame, items: Sequence[Bound], own: list[Any] | None, overwrite: bool) -> None:
+        """Leaves the tensors that results are windows on with the frame."""
+        slots, tensors, empty = frame.slots, frame.tensors, self.device.empty
         memory: dict[Apart, torch.Tensor] = {}
-        for (item, native, operator), due in zip(self.items, frame.due, strict=True):
-            for name, sizes, strides, dtype in due:
-                tensors[name] = tensor = self.device.empty(sizes, strides, dtype)
-                slots[self.slots[name]] = tensor.data_ptr()
+        for (item, native, operator, forgets, drops, hands), due in zip(items, frame.due, strict=True):
+            for name, slot, sizes, strides, dtype in due:
+                tensors[name] = tensor = empty(sizes, strides, dtype)
+                slots[slot] = tensor.data_ptr()
             for block in item.takes:
                 memory[block] = tensor = self._memory_for(block, frame, overwrite)
                 for name in block.members:
                     slots[self.slots[name]] = tensor.data_ptr()
             if native is not None:
+                for _, slot in hands:
+                    slots[slot] = 0
                 native(*frame.native)
+                if hands:
+                    made = [(name, slots[slot]) for name, slot in hands if slots[slot]]
+                    tensors.update(zip([n for n, _ in made], taken_over([handle for _, handle in made]), strict=True))
                 if frame.error.value:
                     raise self._failure(frame, item)
             else:
@@ -242,35 +282,31 @@ class Executable:
             tensor = None
             for block in item.returns:
                 del memory[block]
-            for name, position in item.drops:
+            for name in forgets:
                 tensors.pop(name, None)
-                if own is not None and position is not None:
+            if own is not None:
+                for position in drops:
                     own[position] = None
-        return [self._output(frame, output) for output in self.plan.outputs]
 
     def _memory_for(self, block: Apart, frame: Frame, overwrite: bool) -> torch.Tensor:
         if block.into is not None:
             return frame.tensors[block.into]
         if overwrite and block.over is not None:
             return frame.tensors[block.over]
-        return torch.empty(frame.apart[block], dtype=torch.uint8, device=self.device.device)
+        return self.device.empty((frame.apart[block],), (1,), torch.uint8)
 
-    def _take_inputs(self, frame: Frame, args: Sequence[Any]) -> None:
-        given = len(args)
-        for position, slot in self._inputs:
-            value = args[position] if position < given else self.constants[position - given]
-            if self.device.aligns:
-                value = self._ready(value, self.plan.inputs[position])
-            frame.slots[slot] = value.data_ptr()
-            frame.tensors[self.plan.inputs[position]] = value  # type: ignore[index]
-
-    def _ready(self, value: torch.Tensor, name: str | None) -> torch.Tensor:
-        """The argument where native code can take it: accesses of many bytes want addresses that are multiples."""
-        if value.data_ptr() % ALIGNMENT == 0:
-            return value
-        if name in self.plan.written:
-            raise RunFailed(CallError("an argument that is written to does not lie at a multiple of 16 bytes"), True)
-        return value.clone()
+    def results(
+        self, shown: Sequence[Shown | None], tensors: Mapping[str, torch.Tensor], measured: Measures
+    ) -> list[Any]:
+        """What the caller gets: windows on the tensors of buffers, and numbers."""
+        return [
+            window.of(tensors[window.buffer])
+            if window is not None
+            else output.at(measured)
+            if isinstance(output, Expr)
+            else output
+            for output, window in zip(self.plan.outputs, shown, strict=True)
+        ]
 
     @staticmethod
     def _failure(frame: Frame, item: Item) -> RunFailed:
@@ -281,41 +317,24 @@ class Executable:
         failed = CallError("a library operator failed; its own message is on the standard error stream")
         return RunFailed(raised_for(code) or failed, in_time)
 
-    def _output(self, frame: Frame, output: Any) -> Any:
-        if isinstance(output, View):
-            return self.tensor(frame, output)
-        if isinstance(output, Expr):
-            return output.at(frame.sizes)
-        return output
-
     def tensor(self, frame: Frame, view: View) -> torch.Tensor:
-        """The window as a torch tensor."""
+        """The window as a torch tensor, for an operator."""
         sizes, strides = frame.ints(view.sizes), frame.ints(view.strides)
         offset = view.offset.at(frame.sizes)
         base = frame.tensors.get(view.buffer)
-        if base is None:
-            found = frame.views.get(view)
-            if found is None:
-                # A storage of its own: some operators count offsets from the start of the storage.
-                size = self.plan.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
-                address = frame.slots[self.slots[view.buffer]]
-                storage = torch._C._construct_storage_from_data_pointer(address, self.device.device, size)
-                found = torch.empty(0, dtype=to_torch(view.dtype), device=self.device.device)
-                found.set_(storage, offset, sizes, strides)
-                if view.buffer not in self._apart:
-                    frame.views[view] = found
-            return found
-        if offset == 0 and base.shape == sizes and base.stride() == strides:
-            return base
-        return base.as_strided(sizes, strides, base.storage_offset() + offset)
+        if base is not None:
+            return Shown(view.buffer, sizes, strides, offset, False).of(base)
+        found = frame.views.get(view)
+        if found is None:
+            # A storage of its own: some operators count offsets from the start of the storage.
+            size = self.plan.buffers[view.buffer].size.at(frame.sizes) * DTYPES[view.dtype].bytes
+            address = frame.slots[self.slots[view.buffer]]
+            storage = torch._C._construct_storage_from_data_pointer(address, self.device.device, size)
+            found = torch.empty(0, dtype=to_torch(view.dtype), device=self.device.device)
+            found.set_(storage, offset, sizes, strides)
+            if view.buffer not in self._apart:
+                frame.views[view] = found
+        return found
 
 
-def _is_whole(output: Any, made: Fresh) -> bool:
-    """Whether the output is the tensor that was made for its buffer, and not a window on it."""
-    return (
-        isinstance(output, View)
-        and output.buffer == made.name
-        and output.offset is ZERO
-        and tuple(s.int for s in output.sizes) == made.sizes
-        and tuple(s.int for s in output.strides) == made.strides
-    )
+__all__ = ["Bound", "Executable", "Frame"]

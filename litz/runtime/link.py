@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from litz.codegen.gpu_code import GpuCode
 from litz.codegen.llvm.build import llvm, target_machine
 from litz.codegen.llvm.gpu_kernels import FUNCTIONS
 from litz.compat import gpu_libraries, openmp_library, torch_library
 from litz.errors import CompileError
-from litz.runtime.driver import Kernels, is_ptx
+from litz.runtime.driver import Kernels
 from litz.runtime.elf import ObjectFile
 from litz.runtime.load import Loaded, can_load
 from litz.target import Machine, Target
@@ -23,10 +24,8 @@ HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.
 class Code:
     """Machine code, alive as long as this object is."""
 
-    def __init__(self, objects: Sequence[bytes], target: Machine):
-        on_device = [made for made in objects if is_ptx(made)]
-        objects = [made for made in objects if not is_ptx(made)]
-        self._kernels = Kernels(on_device) if on_device else None
+    def __init__(self, objects: Sequence[bytes], target: Machine, kernels: Sequence[GpuCode] = ()):
+        self._kernels = Kernels(kernels) if kernels else None
         handles = self._kernels.handles if self._kernels is not None else []
         self._table = (ctypes.c_void_p * len(handles))(*handles)
         own = {FUNCTIONS: ctypes.addressof(self._table)}
@@ -34,6 +33,11 @@ class Code:
         files = [ObjectFile(made) for made in objects]
         _check_symbols(files, target.host, address_of)
         self._code = Loaded(files, address_of) if can_load(files) else _Engine(objects, target.host)
+
+    @property
+    def from_ptx(self) -> int:
+        """Kernels that there was no machine code of, and the driver had to make some."""
+        return 0 if self._kernels is None else self._kernels.from_ptx
 
     def function(self, name: str, prototype: Any = HOST_FUNCTION) -> Any:
         return prototype(self._code.address(name))

@@ -84,8 +84,15 @@ def draws(step: Step) -> bool:
     """Whether it is an operator that takes from torch's stream of random numbers."""
     if not isinstance(step, Call):
         return False
-    seeded = torch.Tag.nondeterministic_seeded in operator_named(step.target).tags
-    return seeded and taken_apart(step.target).name not in _DRAWS_NOTHING
+    operator = operator_named(step.target)
+    if torch.Tag.nondeterministic_seeded not in operator.tags or taken_apart(step.target).name in _DRAWS_NOTHING:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    # Of fused attention: the tag is for its dropout alone.
+    at = names.index("dropout_p")
+    return (step.args[at] if at < len(step.args) else dict(step.kwargs).get("dropout_p", 0.0)) != 0.0
 
 
 def _checks_of(kernel: Kernel) -> Kernel | None:

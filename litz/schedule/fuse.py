@@ -73,7 +73,7 @@ class _Fusion:
             # much later; the gradient of a tied weight is complete only at the end.
             if self.graph.is_read_far_from(self.drafts[other.id].stored, last):
                 continue
-            merged = merge(self.drafts[other.id], draft, buffer, self.ctx.target.spreads_steps)
+            merged = merge(self.drafts[other.id], draft, buffer, self.ctx.target)
             if isinstance(merged, Refusal):
                 continue
             if not self.ctx.spend(f"fuse {self.drafts[other.id].name} + {draft.name}"):

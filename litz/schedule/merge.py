@@ -11,9 +11,11 @@ from typing import NamedTuple, Union
 from litz.loop.contraction import contraction
 from litz.loop.expr import Expr
 from litz.loop.ir import Kernel, Load, Store
-from litz.loop.radix import flat, mixed_radix
+from litz.loop.radix import flat, mixed_radix, volume
 from litz.schedule.align import Moved, Refusal, Space, align
 from litz.schedule.draft import Addition, Draft, divided_axes
+from litz.schedule.split_reductions import cut_of, is_known_early
+from litz.target import Machine
 
 _LARGEST_BODY = 240
 
@@ -44,13 +46,12 @@ class Merge(NamedTuple):
         return self.draft
 
 
-def merge(first: Draft, second: Draft, buffer: str, spreads_steps: bool = False) -> Union[Merge, Refusal]:
-    """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`.
-    `spreads_steps`: as of the machine."""
+def merge(first: Draft, second: Draft, buffer: str, target: Machine) -> Union[Merge, Refusal]:
+    """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`."""
     if len(first.ops) + len(second.ops) > _LARGEST_BODY:
         return _TOO_LARGE
     if first.ordered or second.ordered:
-        if not spreads_steps:
+        if not target.spreads_steps:
             return _ORDERED  # what runs in vectors stays outside
         objection = _objection_in_order(first, second, buffer)
         if objection is not None:
@@ -70,7 +71,7 @@ def merge(first: Draft, second: Draft, buffer: str, spreads_steps: bool = False)
     moved = align(there, second.space, here, first.space)
     if isinstance(moved, Refusal):
         return moved
-    if first.space.reduced and _few_rows(first.space) and not second.space.reduced:
+    if first.space.reduced and not second.space.reduced and _keeps_idle(first, second, target):
         return _FEW_ROWS
     return _join(first, second, moved, second)
 
@@ -87,8 +88,19 @@ def _objection_in_order(first: Draft, second: Draft, buffer: str) -> Refusal | N
     return None
 
 
+def _keeps_idle(first: Draft, second: Draft, target: Machine) -> bool:
+    """Whether keeping to the rows of the first, which reduces, would take the parallelism from the second. Where the
+    first is going to be done in parts, what follows its reductions for each element would be done apart again."""
+    if target.cuts_sums_early or first.ordered:  # what is scanned is not done in parts
+        return _few_rows(first.space)
+    if volume(second.space.parallel).hint <= volume(first.space.parallel).hint:
+        return False
+    kernel = first.kernel()
+    late = any(name in first.stored and not is_known_early(kernel, name) for name in second.loaded)
+    return late and cut_of(kernel, target) is not None
+
+
 def _few_rows(space: Space) -> bool:
-    """Whether keeping to this kernel's rows would take the parallelism from what is merged into it."""
     rows = total = 1
     for axis in space.parallel:
         rows *= axis.size.hint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from litz.loop.expr import Axis, Expr, expr
-from litz.loop.ir import Check, Index, Kernel, Load, Program, Reduce, Store, View, operands
+from litz.loop.expr import Axis, Expr, FloorDiv, Mod, expr
+from litz.loop.ir import Apply, Check, Index, Kernel, Load, Program, Reduce, Store, View, operands
 
 
 def mark_outputs(program: Program) -> Program:
@@ -23,12 +23,14 @@ def merge_axes(program: Program) -> Program:
 
 
 def merge_kernel_axes(kernel: Kernel) -> Kernel:
+    drawn = {name for op in kernel.body if isinstance(op, Apply) and op.op == "philox" for name in op.args}
     indices = [op.index for op in kernel.body if isinstance(op, (Load, Store))]
-    indices += [op.expr for op in kernel.body if isinstance(op, Index)]
+    indices += [op.expr for op in kernel.body if isinstance(op, Index) and op.name not in drawn]
+    counted = [op.expr for op in kernel.body if isinstance(op, Index) and op.name in drawn]
     positional = any(isinstance(op, Reduce) and op.kind.startswith("arg") for op in kernel.body)
     mapping: dict[Axis, Expr] = {}
-    axes = _merge(kernel.axes, indices, mapping)
-    reduced = kernel.reduced if positional else _merge(kernel.reduced, indices, mapping)
+    axes = _merge(kernel.axes, indices, counted, mapping)
+    reduced = kernel.reduced if positional else _merge(kernel.reduced, indices, counted, mapping)
     if not mapping:
         return kernel
     body = []
@@ -41,8 +43,11 @@ def merge_kernel_axes(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=axes, reduced=reduced, body=tuple(body))
 
 
-def _merge(axes: tuple[Axis, ...], indices: list[Expr], mapping: dict[Axis, Expr]) -> tuple[Axis, ...]:
-    """Merge outer with inner wherever all indices step `inner.size` times as far along outer; fills `mapping`."""
+def _merge(
+    axes: tuple[Axis, ...], indices: list[Expr], counted: list[Expr], mapping: dict[Axis, Expr]
+) -> tuple[Axis, ...]:
+    """Merge outer with inner wherever all indices step `inner.size` times as far along outer; fills `mapping`.
+    `counted`: by what random numbers are counted, which need not be linear."""
     if len(axes) < 2:
         return axes
     *outer_axes, inner = axes
@@ -50,7 +55,9 @@ def _merge(axes: tuple[Axis, ...], indices: list[Expr], mapping: dict[Axis, Expr
     members = [inner]
     groups: list[list[Axis]] = []
     for outer in reversed(outer_axes):
-        if all(_walks_as_one(index, outer, members[0]) for index in indices):
+        if all(_walks_as_one(index, outer, members[0]) for index in indices) and all(
+            _walks_as_one(index, outer, members[0]) or _is_no_harder(index, outer, members[0]) for index in counted
+        ):
             members.insert(0, outer)
         else:
             groups.insert(0, members)
@@ -76,6 +83,16 @@ def _merge(axes: tuple[Axis, ...], indices: list[Expr], mapping: dict[Axis, Expr
 def _walks_as_one(index: Expr, outer: Axis, inner: Axis) -> bool:
     far, near = index.coefficient(outer), index.coefficient(inner)
     return far is not None and near is not None and far == near * inner.size
+
+
+def _is_no_harder(index: Expr, outer: Axis, inner: Axis) -> bool:
+    """Whether it takes no more divisions where the two are one."""
+    whole = expr(Axis(outer.name, outer.size * inner.size))
+    return _divisions(index.substitute({outer: whole // inner.size, inner: whole % inner.size})) <= _divisions(index)
+
+
+def _divisions(index: Expr) -> int:
+    return sum(isinstance(atom, (FloorDiv, Mod)) for atom in index.atoms())
 
 
 def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:

@@ -359,5 +359,5 @@ def test_arguments_by_position_may_be_given_by_name(tmp_path: Path) -> None:
 
 
 def test_arguments_on_another_device_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="is on meta, and files are made for CPUs"):
+    with pytest.raises(CompileError, match="is on meta: files are made for CPUs and for GPUs"):
         litz.aot_compile(nn.Linear(3, 2, device="meta"), (torch.empty(4, 3, device="meta"),), path=tmp_path / "m.litz")

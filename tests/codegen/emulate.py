@@ -35,8 +35,10 @@ from litz.options import Options
 from litz.pipeline import trace
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
+from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_memory
 from litz.schedule.simplify import mark_outputs, merge_axes
+from litz.schedule.split_reductions import split_reductions
 from litz.target import GpuTarget, detect
 from tests.codegen.gpu_on_cpu import FROM_LANE, MISALIGNED, OVER, TRAPPED, CpuText, for_cpu
 
@@ -230,7 +232,8 @@ def program_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> 
     with torch.no_grad():
         graph = trace(lambda *args: function(*args), inputs, None, ctx, False).graph
     lowered = lower(graph, ctx)
-    program = merge_axes(check_first(fuse(mark_outputs(lowered.program), ctx)))
+    program = split_reductions(merge_axes(check_first(fuse(mark_outputs(lowered.program), ctx))), ctx)
+    program = join_small(program, ctx)
     return program, [*inputs, *lowered.constants]
 
 

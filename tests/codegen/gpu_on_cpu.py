@@ -142,6 +142,9 @@ class _Rewriting:
     def barrier(self, match: re.Match[str]) -> None:
         self._wait("-1", "0", "0")
 
+    def warp_barrier(self, match: re.Match[str]) -> None:
+        self._wait(match["mask"], "1", "0")  # a shuffle of nothing: all members have come when it takes place
+
     def _wait(self, mask: str, step: str, value: str) -> None:
         self.emit(f"call void @waits(ptr %desk, i32 %thread, i32 {self.at + 1}, i32 {mask}, i32 {step}, i32 {value})")
         state = self.let("call i8 @llvm.coro.suspend(token none, i1 false)")
@@ -151,6 +154,9 @@ class _Rewriting:
 
     def approximate(self, match: re.Match[str]) -> None:
         self.emit(f"{match['result']} = call float @{match['function']}(float {match['x']})")
+
+    def quotient(self, match: re.Match[str]) -> None:
+        self.emit(f"{match['result']} = fdiv float {match['a']}, {match['b']}")
 
     def trap(self, match: re.Match[str]) -> None:
         self.emit(f"call void @report(i64 {TRAPPED}, i64 0, i32 {self.at + 1}, i32 %thread, i32 %block)")
@@ -300,11 +306,21 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
             r"i32 (?P<lane>\S+), i32 (?P<most>\d+)\)$",
             _Rewriting.shuffle_from,
         ),
+        (r"  call void @llvm\.nvvm\.bar\.warp\.sync\(i32 (?P<mask>\S+)\)$", _Rewriting.warp_barrier),
         (r"  call void @llvm\.nvvm\.barrier\.cta\.sync\.aligned\.all\(i32 0\)$", _Rewriting.barrier),
         (
-            _RESULT + r"call float @llvm\.nvvm\.(?P<function>ex2\.approx\.f|rcp\.approx\.ftz\.f|rsqrt\.approx\.f)"
+            _RESULT
+            + r"call float @llvm\.nvvm\.(?P<function>ex2\.approx(?:\.ftz)?\.f|rcp\.approx\.ftz\.f|rsqrt\.approx\.f)"
             r"\(float (?P<x>\S+)\)$",
             _Rewriting.approximate,
+        ),
+        (
+            _RESULT + r"call float @llvm\.nvvm\.div\.full\(float (?P<a>\S+), float (?P<b>\S+)\)$",
+            _Rewriting.quotient,
+        ),
+        (
+            _RESULT + r'call (?P<type>\w+) asm sideeffect "", "=r,0"\((?P=type) (?P<x>\S+)\)$',
+            _Rewriting.rounded,
         ),
         (r'  call void asm sideeffect "trap;", ""\(\)$', _Rewriting.trap),
         (

@@ -107,6 +107,12 @@ define internal float @ex2.approx.f(float %x) nounwind {
   %y = call float @llvm.exp2.f32(float %x)
   ret float %y
 }
+define internal float @ex2.approx.ftz.f(float %x) nounwind {
+  %power = call float @flushed(float %x)
+  %y = call float @llvm.exp2.f32(float %power)
+  %z = call float @flushed(float %y)
+  ret float %z
+}
 define internal float @rsqrt.approx.f(float %x) nounwind {
   %root = call float @llvm.sqrt.f32(float %x)
   %y = fdiv float 1.0, %root

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.nn import functional as F
 
 from litz.codegen.plan_gpu import plan_for_gpu
+from litz.codegen.turned import plan_turned
 from litz.context import Context
 from litz.loop.dtype import to_torch
 from litz.loop.ir import Kernel, Program
@@ -25,7 +26,7 @@ from tests.strategies import arguments, programs
 DRAWN = settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
 LENGTHS = (1, 2, 3, 31, 32, 33, 255, 257)
 # Each a plan of its own: a thread, part of a warp, a warp, several, all of a block; in registers and walked.
-COLUMNS = (7, 33, 64, 100, 1000, 4096, 32000, 33333)
+COLUMNS = (7, 33, 64, 100, 1000, 4096, 20000, 32000, 100_000)
 
 
 # -- drawn ----------------------------------------------------------------------------------------
@@ -81,9 +82,65 @@ def test_columns_of_every_plan() -> None:
         (kernel,) = softmax(3, columns, "f32").steps
         assert isinstance(kernel, Kernel)
         found.append(plan_for_gpu(kernel).rows)
-    assert {plan.team for plan in found} >= {8, 16, 32, 128, 512}
+    assert {plan.team for plan in found} >= {8, 16, 32, 128, 512, 1024}
     assert {plan.lanes for plan in found} == {1, 4}
-    assert {plan.held for plan in found} == {True, False}
+    assert {plan.packed is None for plan in found} == {True, False}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("columns", "apart"), [(257, 264), (1001, 1008), (50257, 50264)])
+def test_rows_whose_last_vector_is_cut(columns: int, apart: int, dtype: str) -> None:
+    """Rows that lie at multiples of a vector's width, and end between them."""
+    x = torch.randn(2 * apart).to(to_torch(dtype))
+    program = parse_program(f"""program(x: {dtype}[{2 * apart}]) -> (y: {dtype}[{2 * apart}])
+buffer y: {dtype}[{2 * apart}] output
+kernel k
+  for i0 < 2 parallel, r0 < {columns} reduce:
+    v0: {dtype} = load x[{apart}*i0 + r0]
+    v1: f32 = cast v0
+    v2: f32 = reduce max v1
+    v3: f32 = sub v1, v2
+    v4: f32 = exp v3
+    v5: f32 = reduce sum v4
+    v6: f32 = div v4, v5
+    v7: {dtype} = cast v6
+    store y[{apart}*i0 + r0] = v7
+""")
+    (kernel,) = program.steps
+    assert isinstance(kernel, Kernel) and plan_for_gpu(kernel).rows.lanes > 1
+    run(program, [x], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_columns_whose_steps_are_shared(dtype: torch.dtype) -> None:
+    for rows, columns in ((40, 3), (100, 37), (257, 64), (1000, 100), (64, 1000)):
+        x = (torch.randn(rows, columns) * 0.1).to(dtype)
+        run_function(lambda x: (x.sum(0), x.amax(0), (x - x.mean(0)).abs().sum(0) / x.std(0)), x)
+        run_function(lambda x: (x.argmax(0), (x > 0.3).any(0), (x > -0.3).all(0)), x)
+
+
+def test_columns_over_several_axes() -> None:
+    run_function(lambda x: (x.sum((0, 2)), x.amax((0, 1))), torch.randn(6, 50, 20, 16))
+
+
+TURNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
+    "whole tiles": (lambda x: x.t().contiguous(), (256, 512)),
+    "tiles at the end": (lambda x: x.t().contiguous(), (300, 500)),
+    "odd sizes": (lambda x: x.t().contiguous() * 2, (257, 333)),
+    "a batch": (lambda x: x.transpose(1, 2).contiguous(), (3, 192, 130)),
+    "two of them": (lambda x: x[:, :256].t() + x[:, 256:].t() * x[:, :256], (256, 512)),
+    "with a mask": (lambda x: F.pad(x.t(), (0, 7, 3, 0)).contiguous(), (250, 512)),
+    "channels": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 96, 20, 20)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize("name", TURNED)
+def test_what_is_read_across_the_rows_it_writes(name: str, dtype: torch.dtype) -> None:
+    function, shape = TURNED[name]
+    program, _ = emulate.program_of(function, [torch.zeros(shape, dtype=dtype)])
+    assert any(plan_turned(step) is not None for step in program.kernels)
+    run_function(function, (torch.randn(shape) * 9).to(dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
@@ -102,6 +159,32 @@ def test_layer_norm() -> None:
 def test_one_row_of_many_and_all_of_a_tensor() -> None:
     run_function(lambda x: (x.sum(), x.amax(), x.var(0)), torch.rand(129, 515), rtol=1e-4)
     run_function(lambda x: (x.sum((0, 2)), x.amax((1, 2)), x.mean(1)), torch.randn(5, 18, 24), rtol=1e-4)
+
+
+# -- reductions in parts --------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows", [4096, 4099])
+def test_long_columns_and_long_rows(rows: int, dtype: str) -> None:
+    x = torch.randn(rows, 24).to(to_torch(dtype))
+    assert run_function(lambda x: x.sum(0), x, atol=1e-3).kernels == 2
+    assert run_function(lambda x: (x.float() - 1).amax(0), x).kernels == 2
+    assert run_function(lambda x: x.float().square().mean(), x.repeat(3, 1), rtol=1e-4).kernels == 2
+    long = torch.randn(2, 10 * rows).to(to_torch(dtype))
+    assert run_function(lambda x: x.float().softmax(-1), long, rtol=1e-4, atol=1e-9).kernels == 5
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_of_large_images(layout: torch.memory_format) -> None:
+    """Statistics in one pass, put together from parts; then what is done to each element, all in one kernel."""
+    x = (3 * torch.randn(8, 6, 48, 48) + 40).contiguous(memory_format=layout)
+    w, b, mean, variance = (torch.rand(6) for _ in range(4))
+
+    def norm(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w, b, mean, variance = args
+        y = torch.ops.aten._native_batch_norm_legit_functional(x, w, b, mean, variance, True, 0.1, 1e-5)
+        return (F.relu(y[0]), *y[1:])
+
+    assert run_function(norm, x, w, b, mean, variance, rtol=1e-4, atol=1e-4).kernels == 3
 
 
 # -- reductions -----------------------------------------------------------------------------------
@@ -163,7 +246,7 @@ def test_accesses_that_do_not_lie_side_by_side() -> None:
 def test_functions_of_one_number() -> None:
     x = torch.cat([torch.linspace(-100, 100, 801), torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40])])
     run_function(lambda x: (x.exp(), x.sigmoid(), x.tanh(), x.erf(), F.silu(x), x.rsqrt()), x)
-    run_function(F.gelu, x[x.abs() != torch.inf])  # of which eager makes this or that, from place to place
+    run_function(F.gelu, x[~x.isinf()])  # of infinity eager makes one thing or another, by where it lies
 
 
 def test_an_index_out_of_range_is_a_fault() -> None:

@@ -86,6 +86,13 @@ def test_scans_of_what_is_no_number(dim: int) -> None:
     generated(lambda x: (*x.cummax(dim), *x.cummin(dim)), ties if dim else ties.t().contiguous())
 
 
+@pytest.mark.parametrize("length", [4097, 8191])
+def test_a_row_whose_last_vector_hangs_over(length: int) -> None:
+    program, _ = program_of(lambda x: x.cumsum(0), [torch.randn(length)])
+    assert [plan_for_gpu(kernel).rows.lanes for kernel in program.kernels] == [4]
+    generated(lambda x: (x.cumsum(0), *x.cummax(0)), torch.randn(length), rtol=1e-4, atol=1e-3)
+
+
 def test_rows_side_by_side_that_are_many() -> None:
     """Each is a thread's, several steps at a time."""
     (kernel,) = scan("sum", 40_000, 20, "columns").kernels
@@ -304,8 +311,8 @@ def test_what_any_order_leaves_alike_is_made() -> None:
 
 
 # -- what the code looks like ---------------------------------------------------------------------------
-def ptx_of(kernel: Kernel, buffers: Any, level: str = "sm_90") -> str:
-    target = GpuTarget(detect(), level, "+ptx80", 132)
+def ptx_of(kernel: Kernel, buffers: Any, level: int = 90) -> str:
+    target = GpuTarget(detect(), f"sm_{level}", "+ptx80", 132, level)
     module = Module(gpu.dialect_for(target))
     gpu.render(kernel, buffers, module, "kernel")
     return object_of(f"{gpu.TRIPLE}\n{module.text()}", target).decode()
@@ -322,6 +329,22 @@ ATOMIC = {
 }  # fmt: skip
 
 
+def test_a_row_of_an_odd_number_of_halves() -> None:
+    """Two are one word, but the last has none beside it: what lies there is not touched."""
+    program = parse_program("""program(x: bf16[6600], i: i64[100], y: bf16[660]) -> (y: bf16[660])
+kernel scatter_part
+  for i0 < 65 parallel, r0 < 100 reduce:
+    v0: i64 = load i[r0]
+    v1: i64 = check v0 < 10
+    v2: bf16 = load x[66*r0 + i0]
+    update sum y[66*v1 + i0] = v2
+""")
+    (kernel,) = program.kernels
+    assert plan_for_gpu(kernel).rows.lanes == 1
+    x, places, y = torch.ones(6600).bfloat16(), torch.arange(100) % 10, torch.zeros(660).bfloat16()
+    run(program, [x, places, y])
+
+
 @pytest.mark.parametrize("kind, dtype", ATOMIC, ids=str)
 def test_instructions(kind: str, dtype: str) -> None:
     program = scatter(kind, 100, 500, 64, dtype)
@@ -334,10 +357,10 @@ def test_instructions(kind: str, dtype: str) -> None:
 
 def test_instructions_of_older_gpus() -> None:
     program = scatter("sum", 100, 500, 64, "bf16")
-    ptx = ptx_of(program.kernels[0], program.buffers, "sm_80")
+    ptx = ptx_of(program.kernels[0], program.buffers, 80)
     assert "red." not in ptx and "atom.relaxed.gpu.global.cas.b32" in ptx
     program = scatter("sum", 100, 500, 64, "f16")
-    assert "red.relaxed.gpu.global.add.noftz.f16x2" in ptx_of(program.kernels[0], program.buffers, "sm_80")
+    assert "red.relaxed.gpu.global.add.noftz.f16x2" in ptx_of(program.kernels[0], program.buffers, 80)
 
 
 def test_counts_are_single_instructions() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Union
+from typing import Any, Union
 
 import pytest
 import torch
@@ -15,15 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litz.codegen.interpret import run_plan
+from litz.codegen.interpret_turned import run_turned
 from litz.codegen.plan_cpu import plan_for_cpu
 from litz.codegen.plan_gpu import GpuPlan, plan_for_gpu
 from litz.codegen.rows import Pass, RowPlan
+from litz.codegen.turned import plan_turned
 from litz.context import Context
 from litz.errors import PlanError
 from litz.loop.dtype import to_torch
 from litz.loop.expr import expr
 from litz.loop.interpret import interpret
 from litz.loop.ir import Kernel, Program
+from litz.loop.parse import parse_program
 from litz.options import Options
 from litz.schedule.fuse import fuse
 from litz.schedule.simplify import mark_outputs, merge_axes
@@ -230,7 +233,7 @@ def gpu_rows(kernel: Kernel, **changes: object) -> GpuPlan:
 
 
 def test_what_is_never_computed() -> None:
-    refused(layer_norm(2, 1024), lambda k: gpu_rows(k, copies=3), r"held row: i0 = 0, r0 = 768 is computed never")
+    refused(layer_norm(2, 1024), lambda k: gpu_rows(k, copies=3), r"pass 0: i0 = 0, r0 = 768 is computed never")
     refused(layer_norm(2, 1024), lambda k: gpu_rows(k, team=16), r"r0 = 512 is computed never; of 2048 points, 1024")
     refused(pointwise(1 << 18), lambda k: gpu_rows(k, copies=1), r"before pass 0: i0 = 65536 is computed never")
     refused(reduction("sum", 2, 100), lambda k: replace(for_cpu(16)(k), team=2), r"pass 0: i0 = 0, r0 = 4 is comp")
@@ -240,7 +243,6 @@ def test_what_is_never_computed() -> None:
 def test_a_scan_whose_steps_are_missed_or_taken_twice() -> None:
     rows = scan("sum", 3, 5000)
     refused(rows, lambda k: replace(plan_for_gpu(k), pieces=expr(2)), r"pass 0: i0 = 0, r0 = 0 is computed 2 times")
-    refused(rows, lambda k: gpu_rows(k, lanes=16), r"r0 = 5000 is computed, and there are 5000")
     refused(rows, lambda k: replace(plan_for_gpu(k), block=1024), "2 teams of several warps share a block")
 
 
@@ -249,7 +251,6 @@ def test_what_is_computed_twice() -> None:
 
 
 def test_what_is_not_there() -> None:
-    refused(softmax(4, 20), lambda k: gpu_rows(k, lanes=8), r"r0 = 20 is computed, and there are 20")
     # All pieces are taken to be whole where they divide the axis.
     refused(pointwise(1 << 18), lambda k: gpu_rows(k, copies=8), "there are 262144")
 
@@ -271,7 +272,7 @@ def test_what_a_pass_lacks() -> None:
 
 
 def test_blocks_that_cannot_be() -> None:
-    refused(softmax(4, 32000), lambda k: replace(plan_for_gpu(k), block=1024), "2 teams of several warps share a block")
+    refused(softmax(4, 8192), lambda k: replace(plan_for_gpu(k), block=1024), "4 teams of several warps share a block")
     refused(softmax(4, 64), lambda k: replace(plan_for_gpu(k), block=8), "does not hold teams of 16")
     refused(softmax(4, 64), lambda k: replace(plan_for_gpu(k), block=2048), "a block of 2048 threads")
     refused(softmax(4, 64), lambda k: gpu_rows(k, team=12), "12 threads in a team are no power of two")
@@ -280,3 +281,41 @@ def test_blocks_that_cannot_be() -> None:
 
 def test_a_position_is_found_one_vector_at_a_time() -> None:
     refused(reduction("argmax", 4, 1000), lambda k: gpu_rows(k, copies=2), "v1 is a position")
+
+
+# -- tiles ----------------------------------------------------------------------------------------
+def turned(rows: int, columns: int, batch: int = 2) -> Program:
+    size = batch * rows * columns
+    return parse_program(f"""program(x: bf16[{size}], w: f32[{columns}]) -> (y: f32[{size}])
+buffer y: f32[{size}] output
+kernel turned
+  for i0 < {batch} parallel, i1 < {columns} parallel, i2 < {rows} parallel:
+    v0: bf16 = load x[{rows * columns}*i0 + {columns}*i2 + i1]
+    v1: f32 = cast v0
+    v2: f32 = load w[i1]
+    v3: f32 = mul v1, v2
+    store y[{rows * columns}*i0 + {rows}*i1 + i2] = v3
+""")
+
+
+def test_text_of_tiles() -> None:
+    (kernel,) = turned(512, 256).kernels
+    golden.check("plan_turned", str(plan_turned(kernel)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(512, 256), (100, 700), (333, 257), (64, 1024)])
+def test_tiles(rows: int, columns: int) -> None:
+    program = turned(rows, columns)
+    wanted = interpret(program, numbers(program))
+
+    def in_tiles(kernel: Kernel, *where: Any) -> None:
+        plan = plan_turned(kernel)
+        assert plan is not None
+        run_turned(plan, *where)
+
+    torch.testing.assert_close(interpret(program, numbers(program), {}, in_tiles), wanted)
+
+
+def test_what_is_not_worth_turning() -> None:
+    for program in (turned(10, 20), turned(8, 100_000), pointwise(1 << 20), layer_norm(64, 1024)):
+        assert all(plan_turned(kernel) is None for kernel in program.kernels)

@@ -51,7 +51,8 @@ def _fits(value: object, dtype: str) -> bool:
         return not isinstance(value, bool)
     if kind == "bool":
         return isinstance(value, bool)
-    return isinstance(value, int) and not isinstance(value, bool) and (value >= 0 or kind == "int")
+    limits = torch.iinfo(to_torch(dtype))
+    return isinstance(value, int) and not isinstance(value, bool) and limits.min <= value <= limits.max
 
 
 def compare(row: Scalar, inputs: list[torch.Tensor]) -> None:

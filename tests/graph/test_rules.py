@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from litz.graph.cse import merge_equal_calls
 from litz.graph.rewrite import apply_rules
 from litz.graph.rules.constants import fold_constants
 from litz.graph.rules.conv_bn import CONV_BN
-from litz.graph.rules.gpu import GPU
 from litz.graph.rules.noop import NOOP
 from litz.graph.rules.softmax import SOFTMAX
 from litz.graph.rules.split_cat import SPLIT_CAT
@@ -256,41 +254,6 @@ def test_conv_bn_is_folded_only_when_frozen(frozen: bool) -> None:
         torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
     if not frozen:
         assert any("not frozen" in miss.why for miss in ctx.near_misses)
-
-
-GPU_CASES = {
-    "pad_mm": (lambda a, b: a @ b, [torch.randn(257, 255), torch.randn(255, 259)]),
-    "pad_addmm": (lambda a, b: torch.addmm(b[0], a, b), [torch.randn(257, 255), torch.randn(255, 259)]),
-    "linear_permute": (
-        lambda x, w: functional.linear(x, w, w[:, 0]).transpose(1, 2).contiguous(),
-        [torch.randn(2, 5, 8), torch.randn(6, 8)],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GPU_CASES)
-def test_gpu_rules_do_nothing_on_the_cpu_and_are_right(name: str) -> None:
-    from dataclasses import replace
-
-    function, inputs = GPU_CASES[name]
-    assert rewrite(lambda *args: (function(*args),), inputs, GPU).fired == {}
-    anywhere = tuple(replace(r, extra_check=None) for r in GPU if r.name == name)
-    assert rewrite(lambda *args: (function(*args),), inputs, anywhere, tolerance=1e-3).fired == {name: 1}
-    done = rewrite(lambda *args: (function(*args),), inputs, anywhere, tolerance=1e-2, training=True)
-    # That one runs after the split, where the backward no longer holds on to the linear layer's result.
-    assert done.fired.get(name) or name == "linear_permute"
-
-
-def test_a_product_of_good_sizes_is_not_padded() -> None:
-    from dataclasses import replace
-
-    anywhere = tuple(replace(r, extra_check=None) for r in GPU)
-    good = [torch.randn(256, 256), torch.randn(256, 264)]
-    assert rewrite(lambda a, b: (a @ b, torch.addmm(b[0], a, b)), good, anywhere, tolerance=1e-3).fired == {}
-    # Transposed, but not copied: the layout costs nothing.
-    inputs = [torch.randn(2, 5, 8), torch.randn(6, 8)]
-    turned = lambda x, w: (functional.linear(x, w, w[:, 0]).transpose(1, 2) * 2,)  # noqa: E731
-    assert rewrite(turned, inputs, anywhere).fired == {}
 
 
 # -- constants ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from litz.loop.ir import Program
 from litz.loop.parse import parse_program
 from litz.loop.scalar import BOOL, SCALARS, Scalar
 from litz.loop.verify import verify
+from tests.eager_draws import philox4x32
 from tests.strategies import arguments, programs
 
 
@@ -268,6 +269,15 @@ def trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
+def philox(*args: torch.Tensor) -> torch.Tensor:
+    def one(seed: int, counter: int, place: int) -> int:
+        words = [(n >> shift) & 0xFFFFFFFF for n in (counter, place // 4, seed) for shift in (0, 32)]
+        return philox4x32(tuple(words[:4]), (words[4], words[5]))[place % 4]
+
+    flat = zip(*(arg.flatten().tolist() for arg in args), strict=True)
+    return torch.tensor([one(*each) for each in flat]).reshape(args[0].shape)
+
+
 # Where torch has another name for it, or none: every other row is `torch.<name>`.
 MEANING: dict[str, Callable] = {
     "floor_div": torch.floor_divide,
@@ -283,6 +293,7 @@ MEANING: dict[str, Callable] = {
     "shr": torch.bitwise_right_shift,
     "cast": lambda a: a,
     "normal_cdf": torch.special.ndtr,
+    "philox": philox,
     "scaleb": lambda a, b: torch.ldexp(a, b.nan_to_num(0).clamp(-5000, 5000).int()) + torch.where(b.isnan(), b, -0.0),
 }
 SPECIAL = (0.0, -0.0, 1.0, -1.5, 2.5, float("inf"), float("-inf"), float("nan"))

@@ -20,13 +20,14 @@ from litz.context import Context
 from litz.errors import CaptureError
 from litz.options import Options
 from litz.pipeline import compile_function
-from litz.target import detect
+from litz.target import Machine, detect, detect_gpu
 from tests.opinfo import judge
 from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS
 from tests.opinfo.samples import DTYPES, Case, copied, with_gradients
 from tests.opinfo.through_dynamo import Watched, executable, flat
 
 SEED = 1234
+TWO_DEVICES = "tensors are on two devices, and a graph is compiled for one"
 
 
 @dataclass
@@ -55,9 +56,9 @@ class Result:
         return asdict(self) | {"treatment": self.treatment}
 
 
-@lru_cache(maxsize=1)
-def _target() -> Any:
-    return detect(None)
+@lru_cache(maxsize=None)
+def _target(device: str) -> Machine:
+    return detect(None) if device == "cpu" else detect_gpu(torch.cuda.current_device())
 
 
 def check(case: Case) -> Result:
@@ -73,10 +74,21 @@ def _eager(case: Case) -> tuple[list[Any], list[torch.Tensor], bool]:
     """Results, the inputs afterwards, and whether random numbers were drawn."""
     inputs = case.tensors
     torch.manual_seed(SEED)
-    before = torch.get_rng_state()
+    before = random_state(case.device)
     results = case.function(*inputs)
-    drew = not torch.equal(before, torch.get_rng_state())
+    finish(case.device)
+    drew = not torch.equal(before, random_state(case.device))
     return results, inputs, drew
+
+
+def random_state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+
+
+def finish(device: str) -> None:
+    """Waits for the device, so that what fails there is known to have failed here."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 def _check(case: Case) -> Result:
@@ -85,7 +97,7 @@ def _check(case: Case) -> Result:
     except Exception as error:
         return Result("refused", f"{type(error).__name__}: {error}")
     if not case.is_plain() or not all(_plain(r) for r in eager):
-        return Result("eager", "not plain dense tensors")
+        return Result("eager", TWO_DEVICES if len(case.devices()) > 1 else "not plain dense tensors")
     compiled = _compiled(case, eager)
     if isinstance(compiled, Result):
         return compiled
@@ -105,9 +117,10 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
     torch.manual_seed(SEED)
     try:
         found = list(executable(*inputs))
+        finish(case.device)
     except Exception as error:
         return f"the call raised {type(error).__name__}: {error}", False
-    if random and not torch.equal(torch.get_rng_state(), _state_after_eager(case)):
+    if random and not torch.equal(random_state(case.device), _state_after_eager(case)):
         return "another number of random draws than eager's", False
     message = judge.untouched(case.tensors, eager_inputs, inputs)
     if message is None and case.operator not in SHARING:
@@ -132,7 +145,7 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
 
 
 def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Context] | Result:
-    ctx = Context(Options(verify=True, snapshots=True), _target())
+    ctx = Context(Options(verify=True, snapshots=True), _target(case.device))
     strides = [r.stride() if isinstance(r, torch.Tensor) else None for r in eager]
     try:
         if case.backward:
@@ -225,7 +238,7 @@ def _plain(value: Any) -> bool:
 
 def _state_after_eager(case: Case) -> torch.Tensor:
     _eager(case)
-    return torch.get_rng_state()
+    return random_state(case.device)
 
 
 def _referee(case: Case) -> list[Any] | None:

@@ -197,7 +197,7 @@ def nudged(narrow: torch.Tensor, wide: torch.Tensor, pattern: int) -> torch.Tens
         return wide
     eps = torch.finfo(narrow.dtype).eps
     draw = torch.randint(0, 2, narrow.shape, generator=torch.Generator().manual_seed(pattern))
-    signs = 2 * draw.to(torch.float64) - 1
+    signs = 2 * draw.to(narrow.device, torch.float64) - 1
     return narrow.detach().to(torch.complex128 if narrow.is_complex() else torch.float64) * (1 + eps * signs)
 
 

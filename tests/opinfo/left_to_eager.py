@@ -26,7 +26,8 @@ _STORAGE = "it counts from the start of the storage, which the compiled code doe
 _READ_AS = "its result is memory of an input, read as another type, and autograd's record of that cannot be made anew"
 
 _OF_DYNAMO = dict.fromkeys(("histogram", "histogramdd", "resize_", "resize_as_"), _SIZE)
-# Operators by the kind of run: "" is inference, "grad" results and gradients, "symbolic" one program for many sizes.
+# Operators by the kind of run: "" is inference, "grad" results and gradients, "symbolic" one program for many sizes,
+# "cuda" any of these on a GPU.
 LEFT: dict[str, dict[str, str]] = {
     "": {
         "allclose": _DYNAMO,
@@ -71,6 +72,7 @@ LEFT: dict[str, dict[str, str]] = {
         "geqrf": _DYNAMO,
         **_OF_DYNAMO,
     },
+    "cuda": {},
 }
 # The same for operators of which the first sample is compiled, and others are not.
 _WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
@@ -84,13 +86,15 @@ SOME_LEFT: dict[str, dict[str, str]] = {
         "nn.functional.linear_cross_entropy.chunked_none": _WARNS,
         "repeat_interleave": _DYNAMO,  # by a tensor of counts
     },
+    "cuda": {},
 }
 
 
-def may_be_left(operator: str, dtype: str, symbolic: bool) -> bool:
+def may_be_left(operator: str, dtype: str, symbolic: bool, device: str = "cpu") -> bool:
     """Whether samples of an operator may be left to eager in a sweep: what is left with its sizes known is left when
-    they vary, and what is left without gradients is left with them."""
+    they vary, what is left without gradients is left with them, and what is left on a CPU is left on a GPU."""
     kinds = ["", *(["grad"] if dtype.startswith("grad-") else []), *(["symbolic"] if symbolic else [])]
+    kinds += ["cuda"] if device == "cuda" else []
     return any(operator in LEFT[kind] or operator in SOME_LEFT[kind] for kind in kinds)
 
 

@@ -6,9 +6,14 @@ must be refused. Everything of a sample that is not a tensor is bound into the f
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+import unittest
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,6 +30,7 @@ _WIDE = {
 
 
 def database() -> list[Any]:
+    _stand_in_for_expecttest()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_methods_invocations as invocations
@@ -38,12 +44,21 @@ def database() -> list[Any]:
     return invocations.op_db
 
 
+def _stand_in_for_expecttest() -> None:
+    """The database's module asks for this package, for tests of its own: where only the database is wanted, an empty
+    one will do."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        empty = types.ModuleType("expecttest")
+        empty.__dict__.update(TestCase=unittest.TestCase, ACCEPT=False)
+        sys.modules["expecttest"] = empty
+
+
 def name_of(entry: Any) -> str:
     return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else entry.name
 
 
-def dtypes_of(entry: Any) -> list[str]:
-    supported = entry.supported_dtypes("cpu")
+def dtypes_of(entry: Any, device: str = "cpu") -> list[str]:
+    supported = entry.supported_dtypes(device)
     return [name for name, dtype in DTYPES.items() if dtype in supported]
 
 
@@ -59,6 +74,7 @@ class Case:
     spec: Any
     backward: bool = False  # the function gives the gradients as well
     wanted: tuple[bool, ...] = ()  # which tensors take gradients, if not all that can
+    device: str = "cpu"
     positions: list[int] = field(init=False)  # of the tensors among the leaves
 
     def __post_init__(self) -> None:
@@ -95,11 +111,14 @@ class Case:
         """A float64 case in float32: how much eager's way of computing it loses."""
         return replace(self, leaves=[_narrowed(leaf) for leaf in self.leaves])
 
+    def devices(self) -> set[str]:
+        return {self.leaves[i].device.type for i in self.positions}
+
     def is_plain(self) -> bool:
         """Whether Litz takes such inputs at all: the front door leaves all others to eager."""
         return all(
             type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_quantized
-            and t.device.type == "cpu" and not t.is_conj() and not t.is_neg()
+            and t.device.type == self.device and not t.is_conj() and not t.is_neg()
             for t in (self.leaves[i] for i in self.positions)
         )  # fmt: skip
 
@@ -136,7 +155,8 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj() or tensor.is_neg():
         return tensor
     storage = tensor.untyped_storage().clone()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _widened(leaf: Any) -> Any:
@@ -145,7 +165,7 @@ def _widened(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDE:
         wide = leaf.detach().to(_WIDE[leaf.dtype])
         if leaf.layout is torch.strided and wide.stride() != leaf.stride() and not _overlaps(leaf):
-            wide = torch.empty_strided(leaf.shape, leaf.stride(), dtype=wide.dtype).copy_(wide)
+            wide = torch.empty_strided(leaf.shape, leaf.stride(), dtype=wide.dtype, device=wide.device).copy_(wide)
         return wide
     return leaf
 
@@ -160,30 +180,32 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def cases(entry: Any, dtype: str, first: int | None = None, twins: bool = True) -> Iterator[Case]:
-    """Every sample and its non-contiguous twin, if `twins`; with `first`, only of so many samples."""
+def cases(
+    entry: Any, dtype: str, first: int | None = None, twins: bool = True, device: str = "cpu", begin: int = 0
+) -> Iterator[Case]:
+    """Every sample and its non-contiguous twin, if `twins`; of the samples from `begin` on, and before `first`."""
     torch.manual_seed(0)  # samples are drawn at random: the same ones each time
-    for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=False)):
-        if first is not None and number >= first:
-            return
-        yield _case(entry, dtype, str(number), sample)
+    every = entry.sample_inputs(device, DTYPES[dtype], requires_grad=False)
+    for number, sample in islice(enumerate(every), begin, first):
+        yield _case(entry, dtype, str(number), sample, device)
         twin = sample.noncontiguous() if twins and _is_strided(sample) else sample
         if _differs(sample, twin):
-            yield _case(entry, dtype, f"{number}n", twin)
+            yield _case(entry, dtype, f"{number}n", twin, device)
 
 
-def differentiable(entry: Any, dtype: str, first: int | None = None) -> Iterator[Case]:
+def differentiable(
+    entry: Any, dtype: str, first: int | None = None, device: str = "cpu", begin: int = 0
+) -> Iterator[Case]:
     """The samples that eager can differentiate, with their gradients."""
     torch.manual_seed(0)
-    for number, sample in enumerate(entry.sample_inputs("cpu", DTYPES[dtype], requires_grad=True)):
-        if first is not None and number >= first:
-            return
-        case = _case(entry, dtype, str(number), sample)
+    every = entry.sample_inputs(device, DTYPES[dtype], requires_grad=True)
+    for number, sample in islice(enumerate(every), begin, first):
+        case = _case(entry, dtype, str(number), sample, device)
         yield replace(case, backward=True, wanted=tuple(case.leaves[i].requires_grad for i in case.positions))
 
 
-def has_gradients(entry: Any, dtype: str) -> bool:
-    return entry.supports_autograd and DTYPES[dtype] in entry.supported_backward_dtypes("cpu")
+def has_gradients(entry: Any, dtype: str, device: str = "cpu") -> bool:
+    return entry.supports_autograd and DTYPES[dtype] in entry.supported_backward_dtypes(device)
 
 
 def refused(entry: Any) -> Iterator[Case]:
@@ -195,9 +217,9 @@ def refused(entry: Any) -> Iterator[Case]:
         yield _case(entry, "float32", f"e{number}", error.sample_input)
 
 
-def _case(entry: Any, dtype: str, label: str, sample: Any) -> Case:
+def _case(entry: Any, dtype: str, label: str, sample: Any, device: str = "cpu") -> Case:
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
-    return Case(name_of(entry), dtype, label, entry.op, leaves, spec)
+    return Case(name_of(entry), dtype, label, entry.op, leaves, spec, device=device)
 
 
 def _is_strided(sample: Any) -> bool:

@@ -2,8 +2,11 @@
 
     python -m tests.opinfo.sweep [--ops add,nn.functional] [--dtype float32,bool] [--shard 0/4] [--first 3]
                                  [--symbolic] [--without-twins] [--json out.json] [--resume]
+                                 [--device cuda [--workers 16] [--seconds 520]]
 
 With `--symbolic` each sample goes through `torch.compile(…, dynamic=True)`, and one program takes it at three sizes.
+With `--device` several processes share the work (`in_parallel.py`), on that device, for as long as `--seconds` says;
+`--resume` goes on where such a run ended.
 
 Fails where a result is wrong, where a process dies, and where a sample is left to eager that `left_to_eager.py` does
 not list.
@@ -24,34 +27,44 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.messages import messages
+from tests.opinfo.check import TWO_DEVICES
+from tests.opinfo.in_parallel import Ledger, Part, Row, Workers, command, parts
+from tests.opinfo.in_parallel import work as work_in_parallel
+from tests.opinfo.known import NOT_ON_CPU
 from tests.opinfo.left_to_eager import may_be_left
 from tests.opinfo.samples import DTYPES, database, dtypes_of, has_gradients, name_of
 
 TIMEOUT = 60  # seconds of work without a word from the worker
 ENOUGH = 200  # cases through Dynamo in one process: what it and sympy remember slows those that follow down
+_MOST_SHOWN = 40  # operators whose faults are shown at the end of a run on a device
 GRADIENTS = "grad-"
+ON_DEVICE = ("float32", "bfloat16", GRADIENTS + "float32", GRADIENTS + "bfloat16")
 KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16")
 # Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients.
 Job = tuple[str, str]
 
 
-def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int]) -> list[Job]:
+def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int], device: str = "cpu") -> list[Job]:
     entries = [e for e in database() if not operators or any(_matches(name_of(e), o) for o in operators)]
+    if device != "cpu":  # those that are code of the caller's own, for CUDA's compiler
+        entries = [e for e in entries if name_of(e) not in NOT_ON_CPU]
     found: list[Job] = []
     for dtype in dtypes:
         if dtype == "errors":
             found += [(name_of(e), dtype) for e in entries if e.error_inputs_func is not None]
         elif dtype.startswith(GRADIENTS):
             plain = dtype.removeprefix(GRADIENTS)
-            found += [(name_of(e), dtype) for e in entries if plain in dtypes_of(e) and has_gradients(e, plain)]
+            learn = [e for e in entries if plain in dtypes_of(e, device) and has_gradients(e, plain, device)]
+            found += [(name_of(e), dtype) for e in learn]
         else:
-            found += [(name_of(e), dtype) for e in entries if dtype in dtypes_of(e)]
+            found += [(name_of(e), dtype) for e in entries if dtype in dtypes_of(e, device)]
     part, parts = shard
     return found[part::parts]
 
@@ -166,7 +179,8 @@ class Sweep:
 
 
 # -- what came of it --------------------------------------------------------------------------
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(rows: list[dict[str, Any]], brief: bool = False) -> str:
+    """`brief`: without the names of operators for which kernels were generated."""
     lines = []
     for dtype in KINDS:
         mine = [row for row in rows if row["dtype"] == dtype]
@@ -178,7 +192,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
         by_treatment.setdefault(treatment, []).append(operator)
     for treatment, operators in sorted(by_treatment.items(), key=lambda item: -len(item[1])):
         listed = textwrap.fill(", ".join(operators), 120, initial_indent="    ", subsequent_indent="    ")
-        lines.append(f"{len(operators)} operators {treatment}:\n{listed}")
+        shown = treatment in ("called", "eager") or not brief
+        lines.append(f"{len(operators)} operators {treatment}" + (f":\n{listed}" if shown else ""))
     reasons = collections.Counter(_reason(row["message"]) for row in rows if row["status"] == "eager")
     lines += [f"{count} left to eager: {reason}" for reason, count in reasons.most_common(40)]
     again = {row["operator"] for row in rows if row["status"] == "right" and "compiles for" in row["message"]}
@@ -216,21 +231,37 @@ def treatment_of_each(rows: list[dict[str, Any]]) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="names, comma-separated; a trailing * is a prefix")
-    parser.add_argument("--dtype", default=",".join(KINDS))
+    parser.add_argument("--dtype", help=f"of {', '.join(KINDS)}; on a GPU, four of them unless told otherwise")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--first", type=int, help="only so many samples of each operator")
     parser.add_argument("--symbolic", action="store_true", help="one program over symbolic sizes for each sample")
     parser.add_argument("--without-twins", action="store_true", help="only the samples, not their non-contiguous twins")
-    parser.add_argument("--json", type=Path, default=Path("build/opinfo.json"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="several processes, on that device")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="with --device: after which the run ends")
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parallel-worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.parallel_worker is not None:
+        work_in_parallel(**json.loads(options.parallel_worker))
+        return 0
     if options.worker:
         todo, *how = json.loads(sys.stdin.readline())
         work([tuple(job) for job in todo], *how)
         return 0
-    part, parts = (int(n) for n in options.shard.split("/"))
-    todo = jobs([o for o in options.ops.split(",") if o], options.dtype.split(","), (part, parts))
+    device = options.device or "cpu"
+    kinds = options.dtype.split(",") if options.dtype else ON_DEVICE if device != "cpu" else KINDS
+    part, of = (int(n) for n in options.shard.split("/"))
+    todo = jobs([o for o in options.ops.split(",") if o], list(kinds), (part, of), device)
+    name = "opinfo.json" if options.device is None else f"opinfo-{device}.json"
+    options.json = options.json or Path("build") / name
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    if options.device is not None:
+        ledger = Ledger(parts(todo, options.first), options.json, options.resume)
+        start = command(device, not options.without_twins, options.workers)
+        return in_parallel(ledger, start, options.workers, options.seconds, device)
     sweep = Sweep(todo, options.first, options.symbolic, not options.without_twins)
     if options.resume and options.json.exists():
         saved = json.loads(options.json.read_text())
@@ -239,7 +270,6 @@ def main() -> int:
         sweep.todo = [job for job in todo if job not in done]
     else:
         done = set()
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     return report(sweep, done, options.json)
 
 
@@ -264,20 +294,64 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
             file.write_text(json.dumps({"done": sorted(done), "rows": sweep.rows}))
             saved = time.perf_counter()
     print(summary(sweep.rows))
+    return verdict(sweep.rows, sweep.symbolic)
+
+
+def in_parallel(
+    ledger: Ledger, start: Callable[[int], Sequence[str]], workers: int, seconds: float, device: str
+) -> int:
+    """A sweep by several processes; what fails is said as soon as it is known, each operator once."""
+    said: set[tuple[str, str, str]] = set()
+    begun = time.perf_counter()
+    lock = threading.Lock()
+
+    def tell(part: Part, rows: list[Row]) -> None:
+        with lock:
+            for row in rows:
+                kind = fault(row, False, device)
+                if kind is not None and (key := (row["operator"], row["dtype"], kind)) not in said:
+                    said.add(key)
+                    where = f"{row['operator']}[{row['dtype']}] {row['sample']}"
+                    print(f"  {kind}: {where}: {row['message'][:200]}", flush=True)
+            if ledger.so_far % 250 == 0:
+                print(f"[{ledger.so_far}/{ledger.of}] {time.perf_counter() - begun:.0f} s", flush=True)
+
+    Workers(ledger, start, workers, seconds, tell).run()
+    print(summary(ledger.rows, brief=True))
+    for row in first_faults(ledger.rows, device)[:_MOST_SHOWN]:
+        print(f"  {row['operator']}[{row['dtype']}] {row['sample']}: {row['message'][:160]}")
+    counts = ledger.summary()
+    print(", ".join(f"{count} {what}" for what, count in counts["counts"].items()))
+    print(f"{counts['done']} of {counts['of']} parts done")
+    return verdict(ledger.rows, False, device)
+
+
+def first_faults(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """The first row of each operator that the sweep fails for."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if fault(row, False, device) is not None:
+            found.setdefault(row["operator"], row)
+    return list(found.values())
+
+
+def verdict(rows: list[dict[str, Any]], symbolic: bool, device: str = "cpu") -> int:
     faults: dict[str, set[str]] = {}
-    for row in sweep.rows:
-        if (kind := fault(row, sweep.symbolic)) is not None:
+    for row in rows:
+        if (kind := fault(row, symbolic, device)) is not None:
             faults.setdefault(kind, set()).add(f"{row['operator']}[{row['dtype']}]")
     for kind, where in sorted(faults.items()):
         print(f"FAILED, {kind}: {', '.join(sorted(where))}")
     return 1 if faults else 0
 
 
-def fault(row: dict[str, Any], symbolic: bool) -> str | None:
+def fault(row: dict[str, Any], symbolic: bool, device: str = "cpu") -> str | None:
     """What the sweep fails for, if for this row."""
     if row["status"] in ("wrong", "crashed"):
         return row["status"]
-    if row["status"] == "eager" and not may_be_left(row["operator"], row["dtype"], symbolic):
+    if row["status"] == "eager" and row["message"] == TWO_DEVICES:
+        return None
+    if row["status"] == "eager" and not may_be_left(row["operator"], row["dtype"], symbolic, device):
         return "left to eager, and not listed in left_to_eager.py"
     return None
 

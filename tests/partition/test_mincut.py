@@ -62,6 +62,11 @@ def image(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.max_pool2d(F.conv2d(x, w).relu(), 2).square()
 
 
+def widened(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.bfloat16() * 2
+    return y, y.float().sin()
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
     "mlp": (mlp, lambda: [g(5, 4), g(4, 7), g(7, 3)]),
     "attention": (attention, lambda: [g(2, 5, 4), g(2, 5, 4), g(2, 5, 4)]),
@@ -70,6 +75,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]]
     "shared": (shared, lambda: [g(5, 4), g(4, 3)]),
     "mutated": (mutated, lambda: [g(5, 4), plain(4)]),
     "image": (image, lambda: [plain(2, 3, 8, 8), g(4, 3, 3, 3)]),
+    "widened": (widened, lambda: [g(5, 4)]),
 }
 each = pytest.mark.parametrize("name", PROGRAMS)
 
@@ -201,6 +207,17 @@ def test_what_a_checkpoint_makes_again_is_made_from_its_arguments() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         fast(x)
     assert [t.data_ptr() for t in saved] == [x.data_ptr()]
+
+
+def test_what_was_cast_from_fewer_bits_is_kept_in_those() -> None:
+    """The narrow one is the caller's, who may write to it; the wide one would take twice the bytes."""
+    joint, inputs = joint_of("widened")
+    split = split_by_minimum_cut(joint)
+    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    (saved,) = output.args[0][joint.forward_outputs :]
+    assert not split.saved_results and saved.meta["val"].dtype == torch.bfloat16
+    results = split.forward(*inputs)
+    assert results[-1].data_ptr() != results[0].data_ptr()
 
 
 def test_random_draws_are_never_computed_again() -> None:

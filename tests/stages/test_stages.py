@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from litz import pipeline
+from litz.codegen.llvm.build import BuiltCode
 from litz.context import Context
 from litz.options import Options
 from litz.target import Target
@@ -68,8 +69,8 @@ class _Nothing:
 
     def begin(self, module: str) -> None: ...
 
-    def finish(self, modules: Any) -> tuple[bytes, ...]:
-        return ()
+    def finish(self, modules: Any) -> BuiltCode:
+        return BuiltCode((), ())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -56,3 +56,14 @@ class Arithmetic:
         for coefficient in reversed(coefficients[:-1]):
             total = self.fma(total, x, self.c(coefficient))
         return total
+
+    def dividing_by(self, b: str, least_one: bool) -> tuple[str, ...]:
+        """Factors that divide many numbers by `b`, all but rounding. None is infinite unless `b` is zero."""
+        if least_one:
+            return (self.i("fdiv", self.c(1.0), b),)
+        tiny = self.cmp("olt", self.fabs(b), self.c(_TINY))
+        scale = self.select(tiny, self.c(_LARGE), self.c(1.0))
+        return scale, self.i("fdiv", self.c(1.0), self.i("fmul", b, scale))
+
+
+_TINY, _LARGE = 2.0**-120, 2.0**100  # the reciprocal of less would be infinite, or nearly so

@@ -12,8 +12,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import gcd
 
+from litz.codegen.coarse import Coarse
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
+from litz.codegen.llvm.draw import draw
 from litz.codegen.llvm.functions import part_of
 from litz.codegen.llvm.reduction import combine_stored
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
@@ -42,8 +44,10 @@ class Scope:
     spread: frozenset[Axis] = frozenset()  # axes along which copies stand apart, beside the vector axis
     masks: tuple[Operand | None, ...] = (None,)  # what is live of each copy, or of all: None is everything
     values: dict[str, list[Operand]] = field(default_factory=dict)
+    indices: dict[str, Expr] = field(default_factory=dict)  # of the values that are index expressions, what they are
     error: str = "%error"
     sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
+    coarse: Mapping[str, Coarse] = field(default_factory=dict)  # values that need not be good to their last place
 
     # -- values -------------------------------------------------------------------------------------
     def wide(self, name: str) -> bool:
@@ -83,15 +87,22 @@ class Scope:
         if isinstance(op, Load):
             return self._load(op, copy, wide)
         if isinstance(op, Index):
+            self.indices[op.name] = op.expr
             index = self.index(op.expr, copy, lanes)
             return math.inline(self.writer, "cast", [index], op.dtype) if op.dtype != "i64" else index
         if isinstance(op, Apply):
+            if (known := self.coarse.get(op.name)) is not None and known.difference is not None:
+                return self._exp_of_difference([self.get(a, copy) for a in known.difference.args], lanes)
+            if op.op == "philox":
+                return draw(self, op, copy, lanes)
             return self.apply(op, [self.get(a, copy) for a in op.args], lanes)
         assert isinstance(op, Check)
         return self._check(op, copy, lanes)
 
     def apply(self, op: Apply, args: list[Operand], lanes: int) -> Operand:
         row = SCALARS[op.op]
+        if op.name in self.coarse and (made := self._coarsely(op, args, lanes)) is not None:
+            return made
         args = [self.writer.splat(a, lanes) for a in args]
         kind = DTYPES[args[-1].dtype].kind
         spelling = row.llvm[kind]
@@ -106,6 +117,32 @@ class Scope:
             return Operand(self.writer.intrinsic(name, t, *(a.text for a in args)), op.dtype, lanes)
         names = dict(zip("abc", (a.text for a in args), strict=False))
         return Operand(self.writer.let(spelling.format(t=t, **names)), op.dtype, lanes)
+
+    def _coarsely(self, op: Apply, args: list[Operand], lanes: int) -> Operand | None:
+        """The operator in fewer instructions, where there is such a form."""
+        w = self.writer
+        spelling = SCALARS[op.op].llvm.get(DTYPES[op.dtype].kind, "")
+        if spelling.startswith(("fadd ", "fsub ", "fmul ")) and w.module.dialect.coarse:
+            # Multiplied and added at once, as eager's compiler has it too.
+            names = dict(zip("ab", (w.splat(a, lanes).text for a in args), strict=True))
+            text = spelling.replace(" {t}", " contract {t}").format(t=llvm_type(op.dtype, lanes), **names)
+            return Operand(w.let(text), op.dtype, lanes)
+        function = w.module.dialect.coarse.get((op.op, op.dtype))
+        if function is None or any(a.dtype != op.dtype for a in args):
+            return None
+        arithmetic = math.Arithmetic(w, op.dtype, lanes)
+        if op.op == "div" and lanes > 1 and args[1].lanes == 1:
+            factors = math.Arithmetic(w, op.dtype, 1).dividing_by(args[1].text, self.coarse[op.name].least_one)
+            text = w.splat(args[0], lanes).text
+            for factor in factors:
+                text = arithmetic.i("fmul", text, w.splat(Operand(factor, op.dtype, 1), lanes).text)
+            return Operand(text, op.dtype, lanes)
+        return Operand(function(arithmetic, [w.splat(a, lanes).text for a in args]), op.dtype, lanes)
+
+    def _exp_of_difference(self, args: list[Operand], lanes: int) -> Operand:
+        w = self.writer
+        function = w.module.dialect.coarse["exp of difference", "f32"]
+        return Operand(function(math.Arithmetic(w, "f32", lanes), [w.splat(a, lanes).text for a in args]), "f32", lanes)
 
     def size(self, e: Expr) -> str:
         """An expression in sizes alone."""
@@ -243,10 +280,10 @@ class Scope:
                 text = w.let(f"load {t}, ptr {address}, align {self._alignment(op.index, size)}")
             elif (whole := self._all_or_none(mask, copy)) is not None:
                 text = self._when_live(whole, t, address, self._alignment(op.index, size))
+            elif w.module.dialect.branches:
+                text = self._load_by_lanes(live, t, address, element, self._alignment(op.index, size))
             else:
-                name = f"@llvm.masked.load.v{lanes}{_suffix(element)}.p0"
-                w.module.declare(f"declare {t} {name}(ptr, i32, <{lanes} x i1>, {t})")
-                text = w.let(f"call {t} {name}(ptr {address}, i32 {size}, <{lanes} x i1> {live}, {t} zeroinitializer)")
+                text = self._masked_load(live, t, address, element)
         else:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.gather.v{lanes}{_suffix(element)}.v{lanes}p0"
@@ -256,6 +293,22 @@ class Scope:
         if op.dtype == "b1":
             text = w.let(f"icmp ne {t} {text}, zeroinitializer")
         return Operand(text, op.dtype, lanes)
+
+    def _masked_load(self, live: str, t: str, address: str, element: str) -> str:
+        w, lanes, size = self.writer, self.lanes, _BYTES[element]
+        name = f"@llvm.masked.load.v{lanes}{_suffix(element)}.p0"
+        w.module.declare(f"declare {t} {name}(ptr, i32, <{lanes} x i1>, {t})")
+        return w.let(f"call {t} {name}(ptr {address}, i32 {size}, <{lanes} x i1> {live}, {t} zeroinitializer)")
+
+    def _load_by_lanes(self, live: str, t: str, address: str, element: str, alignment: int) -> str:
+        """One access where all lanes are live, as nearly all vectors are; else lane by lane."""
+        w, cell = self.writer, self.writer.slot(t)
+        every = w.intrinsic("llvm.vector.reduce.and", f"<{self.lanes} x i1>", live, result="i1")
+        with w.when(every):
+            w.emit(f"store {t} {w.let(f'load {t}, ptr {address}, align {alignment}')}, ptr {cell}")
+        with w.when(w.let(f"xor i1 {every}, true")):
+            w.emit(f"store {t} {self._masked_load(live, t, address, element)}, ptr {cell}")
+        return w.let(f"load {t}, ptr {cell}")
 
     def _all_or_none(self, mask: Operand | None, copy: int) -> Operand | None:
         """Whether the whole vector is live, where its lanes do not differ in that."""
@@ -347,12 +400,16 @@ class Scope:
             elif mask.lanes == 1:
                 with w.when(mask.text):
                     w.emit(f"store {t} {text}, ptr {address}, align {self._alignment(op.index, size)}")
+            elif w.module.dialect.branches:
+                every = w.intrinsic("llvm.vector.reduce.and", f"<{lanes} x i1>", mask.text, result="i1")
+                with w.when(every):
+                    w.emit(f"store {t} {text}, ptr {address}, align {self._alignment(op.index, size)}")
+                with w.when(w.let(f"xor i1 {every}, true")):
+                    self._masked_store(mask.text, t, text, address, element)
             else:
-                name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
-                w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
                 live = w.splat(mask, lanes).text
                 live = self._unforeseen(live) if element.startswith("i") else live
-                w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {size}, <{lanes} x i1> {live})")
+                self._masked_store(live, t, text, address, element)
         else:
             addresses = self._addresses(op.index, copy, element, pointer, op.buffer)
             name = f"@llvm.masked.scatter.v{lanes}{_suffix(element)}.v{lanes}p0"
@@ -377,6 +434,12 @@ class Scope:
             live = None if mask is None else part_of(w, mask, lane if mask.lanes > 1 else 0, 1)
             with w.when(live.text) if live is not None else nullcontext():
                 update(w, kind, address, part_of(w, value, lane, width))
+
+    def _masked_store(self, live: str, t: str, text: str, address: str, element: str) -> None:
+        w, lanes = self.writer, self.lanes
+        name = f"@llvm.masked.store.v{lanes}{_suffix(element)}.p0"
+        w.module.declare(f"declare void {name}({t}, ptr, i32, <{lanes} x i1>)")
+        w.emit(f"call void {name}({t} {text}, ptr {address}, i32 {_BYTES[element]}, <{lanes} x i1> {live})")
 
     def _unforeseen(self, mask: str) -> str:
         """The mask, in a way that LLVM cannot know its lanes: where it knows that only one is live and the value was
@@ -408,6 +471,9 @@ class Scope:
                 w.emit("ret void")
                 w.place(w.label("unreached"))
         return Operand(w.let(f"select {bools} {bad}, {t} zeroinitializer, {t} {index}"), "i64", lanes)
+
+
+_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "float": 4, "double": 8}
 
 
 def _suffix(element: str) -> str:

@@ -1,4 +1,4 @@
-"""Build: the text of modules in, object code out, several at a time.
+"""Build: the text of modules in, object code out, several at a time; of kernels for GPUs, PTX and machine code.
 
 LLVM runs in the process, through llvmlite. Its Python interface lets one thread in at a time; below it, threads that
 each have a context of their own do not meet, so a module is built by calls of the library itself. They leave Python's
@@ -17,14 +17,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple, Union
 
+from litz.codegen import machine_code
+from litz.codegen.gpu_code import GpuCode
 from litz.context import Lasting
 from litz.errors import CompileError
 from litz.source import source_digest
-from litz.target import GpuTarget, Machine
+from litz.target import GpuTarget, Machine, Target
 
 GPU_TRIPLE = "nvptx64-nvidia-cuda"
+_Code = Union[bytes, GpuCode]
+
+
+class BuiltCode(NamedTuple):
+    """Object files of the processor's, and kernels of the GPU's; why machine code of some is left to the driver."""
+
+    objects: tuple[bytes, ...]
+    kernels: tuple[GpuCode, ...]
+    left_to_driver: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -38,8 +49,9 @@ def llvm() -> Any:
     return binding
 
 
-def target_machine(target: Machine) -> Any:
-    """A new one each time: an engine that it is given to owns it from then on."""
+def target_machine(target: Machine, quickly: bool = False) -> Any:
+    """A new one each time: an engine that it is given to owns it from then on. `quickly`: code is made in a fraction of
+    the time, and is what matters little."""
     if isinstance(target, GpuTarget):
         binding = llvm()
         binding.initialize_all_targets()
@@ -49,13 +61,13 @@ def target_machine(target: Machine) -> Any:
     triple = llvm().Target.from_default_triple()
     # Code that may lie anywhere: the same object is loaded into this process or linked into a shared library.
     return triple.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="default"
+        cpu=target.cpu, features=target.features, opt=0 if quickly else 2, reloc="pic", codemodel="default"
     )
 
 
-def build(modules: Sequence[str], target: Machine, store: Lasting | None = None) -> tuple[bytes, ...]:
+def build(modules: Sequence[str], target: Target, store: Lasting | None = None) -> tuple[bytes, ...]:
     """The object code of each module. What this process has built lately is not built again, nor what `store` has."""
-    return Building(target, store).finish(modules)
+    return Building(target, store).finish(modules).objects
 
 
 class Building:
@@ -64,34 +76,66 @@ class Building:
     def __init__(self, target: Machine, store: Lasting | None = None):
         self._target, self._store = target, store
         self._workers = ThreadPoolExecutor(_threads(), "litz-build")  # a thread starts when there is work for it
-        self._begun: dict[str, Future[bytes]] = {}
+        self._begun: dict[str, Future[_Code]] = {}
+        self._left_to_driver: dict[str, None] = {}  # reasons
 
     def begin(self, module: str) -> None:
         if module not in self._begun:
             on_device = module.startswith(f'target triple = "{GPU_TRIPLE}"')
             machine = self._target if on_device else self._target.host
-            self._begun[module] = self._workers.submit(_kept, module, machine, self._store)
+            how = _How(machine, quickly=not on_device and not self._target.host_computes)
+            self._begun[module] = self._workers.submit(_kept, module, how, self._store, self._left_to_driver)
 
-    def finish(self, modules: Sequence[str]) -> tuple[bytes, ...]:
+    def finish(self, modules: Sequence[str]) -> BuiltCode:
         """The object code of these, in their order."""
         with self._workers:
             for module in modules:
                 self.begin(module)
-            return tuple(self._begun[module].result() for module in modules)
+            made = [self._begun[module].result() for module in modules]
+        return BuiltCode(
+            tuple(code for code in made if isinstance(code, bytes)),
+            tuple(code for code in made if isinstance(code, GpuCode)),
+            tuple(self._left_to_driver),
+        )
 
 
-def _kept(text: str, target: Machine, store: Lasting | None) -> bytes:
-    code_for = f"{llvm().llvm_version_info} {target.cpu} {target.features}"
-    key = blake2b(f"{source_digest()}\n{code_for}\n{text}".encode(), digest_size=20).hexdigest()
+class _How(NamedTuple):
+    """For which machine, and whether what matters is that it is done soon."""
+
+    target: Machine
+    quickly: bool = False
+
+    def __str__(self) -> str:
+        """What code depends on."""
+        target = self.target
+        told = f"{llvm().llvm_version_info} {target.cpu} {target.features} {self.quickly}"
+        if isinstance(target, GpuTarget):
+            told += f" {target.level} {machine_code.assembler_version()}"
+        return told
+
+
+def _kept(text: str, how: _How, store: Lasting | None, left_to_driver: dict[str, None]) -> _Code:
+    maker = "" if store is None else source_digest()  # within a process, there is one
+    key = blake2b(f"{maker}\n{how}\n{text}".encode(), digest_size=20).hexdigest()
     found = _LATELY.get(key)
     if found is None and store is not None:
         found = store.load("kernel", key)
-    if not isinstance(found, bytes):
-        found = object_of(text, target)
+    if not isinstance(found, (bytes, GpuCode)):
+        found = object_of(text, *how)
+        if isinstance(how.target, GpuTarget):
+            found = _with_machine_code(found, how.target.level, left_to_driver)
         if store is not None:
             store.store("kernel", key, found)
     _LATELY.put(key, found)
     return found
+
+
+def _with_machine_code(ptx: bytes, level: int, left_to_driver: dict[str, None]) -> GpuCode:
+    try:
+        return GpuCode(ptx, ((level, machine_code.cubin_of(ptx, level)),))
+    except machine_code.NotAssembled as why:
+        left_to_driver[str(why)] = None
+        return GpuCode(ptx)
 
 
 def _threads() -> int:
@@ -101,9 +145,9 @@ def _threads() -> int:
         return os.cpu_count() or 1
 
 
-def object_of(text: str, target: Machine) -> bytes:
+def object_of(text: str, target: Machine, quickly: bool = False) -> bytes:
     """The object code of one module; for a GPU, its PTX."""
-    with _TOOLS.lent(target) as (machine, passes, builder):
+    with _TOOLS.lent(_How(target, quickly)) as (machine, passes, builder):
         return _object_of(text, machine, passes, builder, is_object=not isinstance(target, GpuTarget))
 
 
@@ -168,16 +212,16 @@ class _Tools:
     used again, since llvmlite does not give all of its memory back."""
 
     def __init__(self) -> None:
-        self._idle: dict[Machine, list[tuple[Any, Any, Any]]] = {}
+        self._idle: dict[_How, list[tuple[Any, Any, Any]]] = {}
 
     @contextmanager
-    def lent(self, target: Machine) -> Iterator[tuple[Any, Any, Any]]:
-        idle = self._idle.setdefault(target, [])
+    def lent(self, how: _How) -> Iterator[tuple[Any, Any, Any]]:
+        idle = self._idle.setdefault(how, [])
         try:
             tools = idle.pop()
         except IndexError:
-            machine = target_machine(target)
-            tools = (machine, *_passes(llvm(), machine, isinstance(target, GpuTarget)))
+            machine = target_machine(*how)
+            tools = (machine, *_passes(llvm(), machine, isinstance(how.target, GpuTarget)))
         try:
             yield tools
         finally:
@@ -192,14 +236,14 @@ class _Recent:
 
     def __init__(self, most: int):
         self._most, self._bytes = most, 0
-        self._objects: OrderedDict[str, bytes] = OrderedDict()
+        self._objects: OrderedDict[str, _Code] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> _Code | None:
         with self._lock:
             return self._objects.get(key)
 
-    def put(self, key: str, made: bytes) -> None:
+    def put(self, key: str, made: _Code) -> None:
         with self._lock:
             self._bytes += len(made) - len(self._objects.pop(key, b""))
             self._objects[key] = made
@@ -210,4 +254,4 @@ class _Recent:
 _LATELY = _Recent(4 << 20)
 
 
-__all__ = ["Building", "build", "llvm", "object_of", "target_machine"]
+__all__ = ["Building", "BuiltCode", "build", "llvm", "object_of", "target_machine"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from litz.codegen.llvm import batch, contract, loops, microkernel, tiles
 from litz.codegen.llvm.host import HostWriter
-from litz.codegen.llvm.naming import UNNAMED, anonymous, named
+from litz.codegen.llvm.naming import UNNAMED, Named, anonymous, named
 from litz.codegen.llvm.rendered import Rendered
 from litz.codegen.llvm.team import PARALLEL_WORK, call_text, declare_kernel, start_team, threads_for, write_team_body
 from litz.codegen.llvm.tiling import tiling
@@ -42,6 +42,7 @@ class CpuKernels:
         self.buffers = program.buffers
         self._written = written
         self.built: dict[tuple, Rendered] = {}
+        self.named: dict[str, Named] = {}  # by the names of their functions
         self._modules: dict[str, None] = {}
         self.tiles: dict[microkernel.Tile, None] = {}
         self.launches = 0
@@ -130,6 +131,7 @@ class CpuKernels:
         name, text = named(module.text())
         self._modules[text] = None
         self._written(text)
+        self.named[name] = Named(kernel, buffers)
         return replace(rendered, name=name)
 
     def _shared_flat_forms(self, program: Program) -> dict[str, Kernel]:

@@ -9,7 +9,7 @@ grows where sizes do. It serves one call at a time; whoever calls from several t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from litz.codegen.llvm.host import size_text
@@ -29,8 +29,8 @@ _TENSOR = "{ ptr, ptr, ptr, i32, i32 }"  # data, sizes, strides, rank, type: as 
 PARAMETERS = "ptr %model, ptr %inputs, i64 %input_count, ptr %outputs, i64 %output_count"
 PACKAGE = "litz_package"  # the symbol that constants lie behind
 # A model: the arena (a pointer), its bytes (64 bits), the code of the last error, the level that was chosen (32 bits
-# each); then the sizes, then the pointers.
-ERROR_AT, LEVEL_AT, _SIZES_AT = 16, 20, 24
+# each); then what its device adds; then the sizes, then the pointers.
+ERROR_AT, LEVEL_AT, MORE_AT = 16, 20, 24
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,44 @@ class Constant:
     offset: int
 
 
+class Memory:
+    """Where tensors lie, and what is done about that: here, in the memory of the process."""
+
+    more_bytes = 0  # of a model, for what else is kept of it
+
+    def allocate(self, w: Writer, size: str) -> str:
+        """So many bytes; null where there are not as many."""
+        w.module.declare("declare ptr @aligned_alloc(i64, i64)")
+        whole = w.let(f"and i64 {w.add(size, str(2 * ALIGNMENT - 1))}, {-ALIGNMENT}")  # of nothing, something to free
+        return w.let(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})")
+
+    def release(self, w: Writer, pointer: str) -> None:
+        free(w, pointer)
+
+    def constant(self, w: Writer, constant: Constant) -> str:
+        w.module.declare(f"@{PACKAGE} = external hidden constant i8")
+        return w.address("i8", f"@{PACKAGE}", constant.offset)
+
+    def why_misplaced(self, w: Writer, data: str) -> tuple[str, str] | None:
+        """Whether an argument lies where code cannot take it, and what is then said of it."""
+        return None
+
+    def open(self, w: Writer, model: str, failed: Callable[[], None]) -> None:
+        """What it takes besides the model's own bytes."""
+
+    def close(self, w: Writer, model: str) -> None:
+        self.release(w, w.let(f"load ptr, ptr {model}"))
+
+    def ready(self, entry: Entry) -> None:
+        """Before memory is asked for."""
+
+    def begin(self, entry: Entry) -> None:
+        """Before native code runs: what it is told of the device."""
+
+    def end(self, entry: Entry) -> None:
+        """After it has run, or failed."""
+
+
 class Messages:
     """What may be wrong with a call, by number. Those of native code come first."""
 
@@ -67,13 +105,14 @@ class Messages:
 def write_entry(
     module: Module, function: str, plan: HostPlan, arguments: Sequence[Argument], constants: Sequence[Constant],
     ranges: Sequence[tuple[str, int | None, int | None]], answers: Mapping[Formula, str], messages: Messages,
+    memory: Memory,
 ) -> int:  # fmt: skip
     """The function, and the bytes that an open model takes. `ranges`: the least and the greatest value of sizes that
     vary; `answers`: what else must hold of them, and in words."""
     why = why_not(plan)
     if why is not None:
         raise CompileError(f"there is no way to call this program from C: {why}", stage="render")
-    entry = _Entry(module, plan, messages)
+    entry = Entry(module, plan, messages, memory)
     entry.check_count("%input_count", len(arguments), "inputs")
     entry.check_count("%output_count", len(plan.outputs), "outputs")
     for position, argument in enumerate(arguments):
@@ -83,17 +122,20 @@ def write_entry(
     entry.check_answers(answers)
     for position, argument in enumerate(arguments):
         entry.check_form(position, argument)
+    memory.ready(entry)
     entry.place_constants(constants)
     entry.place_temporaries()
     for position, output in enumerate(plan.outputs):
         assert isinstance(output, View)
         entry.make_output(position, output)
+    memory.begin(entry)
     for item in plan.items:
         assert isinstance(item.run, Native)
         entry.run(item.run.function)
+    memory.end(entry)
     entry.w.emit("ret i32 0")
     entry.w.define(function, PARAMETERS, "hidden i32")
-    return _slots_at(plan) + 8 * max(1, len(plan.slots))
+    return _slots_at(plan, memory) + 8 * max(1, len(plan.slots))
 
 
 def why_not(plan: HostPlan) -> str | None:
@@ -108,30 +150,30 @@ def why_not(plan: HostPlan) -> str | None:
     return plan.why_not_native()
 
 
-class _Entry:
+class Entry:
     """The body of `NAME_run`, step by step."""
 
-    def __init__(self, module: Module, plan: HostPlan, messages: Messages):
-        self.w, self.plan, self.messages = Writer(module), plan, messages
+    def __init__(self, module: Module, plan: HostPlan, messages: Messages, memory: Memory):
+        self.w, self.plan, self.messages, self.memory = Writer(module), plan, messages, memory
         self.names = tuple(size.name for size in plan.sizes)
-        self.w.lines.append(f"  %sizes = getelementptr i8, ptr %model, i64 {_SIZES_AT}")
-        self.w.lines.append(f"  %slots = getelementptr i8, ptr %model, i64 {_slots_at(plan)}")
+        self.w.lines.append(f"  %sizes = getelementptr i8, ptr %model, i64 {MORE_AT + memory.more_bytes}")
+        self.w.lines.append(f"  %slots = getelementptr i8, ptr %model, i64 {_slots_at(plan, memory)}")
         self.w.lines.append(f"  %error = getelementptr i8, ptr %model, i64 {ERROR_AT}")
         self.w.emit("store i32 0, ptr %error")
 
     # -- what the caller gives --------------------------------------------------------------------
     def check_count(self, given: str, expected: int, what: str) -> None:
-        self._refuse_unless(self.w.let(f"icmp eq i64 {given}, {expected}"), f"{expected} {what} were expected")
+        self.refuse_unless(self.w.let(f"icmp eq i64 {given}, {expected}"), f"{expected} {what} were expected")
 
     def take(self, position: int, argument: Argument) -> None:
         """Type and rank first, so that what is read from here on is there."""
         data, sizes, _, rank, kind = self._fields("%inputs", position)
         has_type = self.w.let(f"icmp eq i32 {kind}, {SCALAR_TYPE[argument.dtype]}")
-        self._refuse_unless(has_type, f"{argument.name} is not of type {argument.dtype}")
+        self.refuse_unless(has_type, f"{argument.name} is not of type {argument.dtype}")
         has_rank = self.w.let(f"icmp eq i32 {rank}, {len(argument.sizes)}")
-        self._refuse_unless(has_rank, f"{argument.name} does not have {len(argument.sizes)} dimensions")
+        self.refuse_unless(has_rank, f"{argument.name} does not have {len(argument.sizes)} dimensions")
         if argument.sizes:
-            self._refuse_unless(self.w.let(f"icmp ne ptr {sizes}, null"), f"the sizes of {argument.name} are missing")
+            self.refuse_unless(self.w.let(f"icmp ne ptr {sizes}, null"), f"the sizes of {argument.name} are missing")
         name = self.plan.inputs[argument.input]
         if name is not None:
             self.w.emit(f"store ptr {data}, ptr {self._slot(name)}")
@@ -155,12 +197,12 @@ class _Entry:
             for bound, relation, word in ((least, "sge", "least"), (most, "sle", "most")):
                 if bound is not None:
                     holds = self.w.let(f"icmp {relation} i64 {value}, {bound}")
-                    self._refuse_unless(holds, f"the size {name} must be at {word} {bound}")
+                    self.refuse_unless(holds, f"the size {name} must be at {word} {bound}")
 
     def check_answers(self, answers: Mapping[Formula, str]) -> None:
         for answer, told in answers.items():
             holds = ask(self.w, answer, lambda name: self._number(expr(Size(name))))
-            self._refuse_unless(holds, f"sizes do not keep {told}")
+            self.refuse_unless(holds, f"sizes do not keep {told}")
 
     def check_form(self, position: int, argument: Argument) -> None:
         data, sizes, strides, _, _ = self._fields("%inputs", position)
@@ -168,30 +210,33 @@ class _Entry:
         for dim, size in enumerate(argument.sizes):
             found = self.w.let(f"load i64, ptr {self.w.address('i64', sizes, dim)}")
             same = self.w.let(f"icmp eq i64 {found}, {self._number(size)}")
-            self._refuse_unless(same, f"{argument.name}, dimension {dim}: its size is not {size}")
+            self.refuse_unless(same, f"{argument.name}, dimension {dim}: its size is not {size}")
             elements = self.w.mul(elements, found)
         is_there = self.w.let(f"icmp ne ptr {data}, null")
         is_there = self.w.let(f"or i1 {is_there}, {self.w.let(f'icmp eq i64 {elements}, 0')}")
-        self._refuse_unless(is_there, f"the data of {argument.name} are missing")
+        self.refuse_unless(is_there, f"the data of {argument.name} are missing")
+        misplaced = self.memory.why_misplaced(self.w, data)
+        if misplaced is not None:
+            is_misplaced, why = misplaced
+            self.refuse_unless(self.w.let(f"xor i1 {is_misplaced}, true"), f"the data of {argument.name} {why}")
         in_rows = argument.strides == contiguous(argument.sizes)
         given = self.w.let(f"icmp ne ptr {strides}, null")
         if not in_rows:
-            self._refuse_unless(given, f"{argument.name} does not lie in rows: its strides must be given")
+            self.refuse_unless(given, f"{argument.name} does not lie in rows: its strides must be given")
         with self.w.when(given):
             for dim, (size, stride) in enumerate(zip(argument.sizes, argument.strides, strict=True)):
                 found = self.w.let(f"load i64, ptr {self.w.address('i64', strides, dim)}")
                 same = self.w.let(f"icmp eq i64 {found}, {self._number(stride)}")
                 alone = self.w.let(f"icmp sle i64 {self._number(size)}, 1")
                 either = self.w.let(f"or i1 {same}, {alone}")
-                self._refuse_unless(either, f"{argument.name}, dimension {dim}: its stride is not {stride}")
+                self.refuse_unless(either, f"{argument.name}, dimension {dim}: its stride is not {stride}")
 
     # -- memory -----------------------------------------------------------------------------------
     def place_constants(self, constants: Sequence[Constant]) -> None:
         for constant in constants:
             name = self.plan.inputs[constant.input]
             if name is not None:
-                self.w.module.declare(f"@{PACKAGE} = external hidden constant i8")
-                data = self.w.address("i8", f"@{PACKAGE}", constant.offset)
+                data = self.memory.constant(self.w, constant)
                 self.w.emit(f"store ptr {data}, ptr {self._slot(name)}")
 
     def place_temporaries(self) -> None:
@@ -217,11 +262,11 @@ class _Entry:
         held = w.let(f"load i64, ptr {w.address('i8', '%model', 8)}")
         with w.when(w.let(f"icmp slt i64 {held}, {size}")):
             old = w.let("load ptr, ptr %model")
-            release(w, old)
+            self.memory.release(w, old)
             w.emit("store ptr null, ptr %model")
             w.emit(f"store i64 0, ptr {w.address('i8', '%model', 8)}")
-            made = _allocate(w, size)
-            self._refuse_unless(w.let(f"icmp ne ptr {made}, null"), "there is not enough memory for temporaries")
+            made = self.memory.allocate(w, size)
+            self.refuse_unless(w.let(f"icmp ne ptr {made}, null"), "there is not enough memory for temporaries")
             w.emit(f"store ptr {made}, ptr %model")
             w.emit(f"store i64 {size}, ptr {w.address('i8', '%model', 8)}")
         return w.let("load ptr, ptr %model")
@@ -246,8 +291,8 @@ class _Entry:
                 for dim, number in enumerate(numbers):
                     w.emit(f"store i64 {self._number(number)}, ptr {w.address('i64', pointer, dim)}")
         with w.when(w.let(f"icmp eq ptr {data}, null")):
-            made = _allocate(w, self._bytes([view.buffer]))
-            self._refuse_unless(w.let(f"icmp ne ptr {made}, null"), f"there is not enough memory for output {position}")
+            made = self.memory.allocate(w, self._bytes([view.buffer]))
+            self.refuse_unless(w.let(f"icmp ne ptr {made}, null"), f"there is not enough memory for output {position}")
             w.emit(f"store ptr {made}, ptr {at}")
         w.emit(f"store ptr {w.let(f'load ptr, ptr {at}')}, ptr {self._slot(view.buffer)}")
 
@@ -258,10 +303,15 @@ class _Entry:
         w.emit(f"call void @{function}(ptr %slots, ptr %workspace, ptr %sizes, ptr %error)")
         code = w.let("load i32, ptr %error")
         with w.when(w.let(f"icmp ne i32 {code}, 0")):
+            self.memory.end(self)
             w.emit(f"ret i32 {w.let(f'and i32 {code}, {IN_TIME - 1}')}")
             w.place(w.label("unreached"))
 
-    def _refuse_unless(self, condition: str, message: str) -> None:
+    def tell(self, slot: str, pointer: str) -> None:
+        """What native code finds in a slot that is no buffer's."""
+        self.w.emit(f"store ptr {pointer}, ptr {self._slot(slot)}")
+
+    def refuse_unless(self, condition: str, message: str) -> None:
         code = self.messages.add(message)
         with self.w.when(self.w.let(f"xor i1 {condition}, true")):
             self.w.emit(f"store i32 {code}, ptr %error")
@@ -282,19 +332,16 @@ class _Entry:
         return size_text(self.w, e, self.names)
 
 
-def _slots_at(plan: HostPlan) -> int:
-    return _SIZES_AT + 8 * max(1, len(plan.sizes))
+def _slots_at(plan: HostPlan, memory: Memory) -> int:
+    return MORE_AT + memory.more_bytes + 8 * max(1, len(plan.sizes))
 
 
-def _allocate(w: Writer, size: str) -> str:
-    w.module.declare("declare ptr @aligned_alloc(i64, i64)")
-    whole = w.let(f"and i64 {w.add(size, str(2 * ALIGNMENT - 1))}, {-ALIGNMENT}")  # of nothing, something to free
-    return w.let(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})")
-
-
-def release(w: Writer, pointer: str) -> None:
+def free(w: Writer, pointer: str) -> None:
     w.module.declare("declare void @free(ptr)")
     w.emit(f"call void @free(ptr {pointer})")
 
 
-__all__ = ["LEVEL_AT", "PACKAGE", "PARAMETERS", "Argument", "Constant", "Messages", "release", "why_not", "write_entry"]
+__all__ = [
+    "LEVEL_AT", "MORE_AT", "PACKAGE", "PARAMETERS", "Argument", "Constant", "Entry", "Memory", "Messages", "free",
+    "why_not", "write_entry",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litz.codegen.llvm.cpuid import has_all
-from litz.codegen.llvm.entry import LEVEL_AT, PARAMETERS, Argument, Messages, release
+from litz.codegen.llvm.entry import LEVEL_AT, PARAMETERS, Argument, Memory, Messages, free
 from litz.codegen.llvm.shim import SCALAR_TYPE
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import HostPlan
@@ -27,16 +27,24 @@ class Level:
     features: frozenset[str]
 
 
-def write_front(module: Module, name: str, levels: Sequence[Level], messages: Messages, arch: str) -> None:
+def write_front(
+    module: Module, name: str, levels: Sequence[Level], messages: Messages, arch: str, memory: Memory
+) -> None:
     """`levels`: the widest first."""
-    _write_open(module, name, levels, arch)
+    _write_open(module, name, levels, arch, memory)
     _write_run(module, name, levels, messages)
-    _write_close(module, name)
+    _write_close(module, name, memory)
     _write_error(module, name, messages)
 
 
-def _write_open(module: Module, name: str, levels: Sequence[Level], arch: str) -> None:
+def _write_open(module: Module, name: str, levels: Sequence[Level], arch: str, memory: Memory) -> None:
     w = Writer(module)
+
+    def failed() -> None:
+        free(w, model)
+        w.emit("ret ptr null")
+        w.place(w.label("unreached"))
+
     module.declare("declare ptr @calloc(i64, i64)")
     fits = [has_all(w, level.features) if arch == "x86_64" else "true" for level in levels]
     for number, (level, fit) in enumerate(zip(levels, fits, strict=True)):
@@ -44,6 +52,7 @@ def _write_open(module: Module, name: str, levels: Sequence[Level], arch: str) -
             model = w.let(f"call ptr @calloc(i64 1, i64 {level.bytes})")
             with w.when(w.let(f"icmp ne ptr {model}, null")):
                 w.emit(f"store i32 {number}, ptr {w.address('i8', model, LEVEL_AT)}")
+                memory.open(w, model, failed)
             w.emit(f"ret ptr {model}")
             w.place(w.label("unreached"))
     w.emit("ret ptr null")
@@ -66,11 +75,11 @@ def _write_run(module: Module, name: str, levels: Sequence[Level], messages: Mes
     w.define(f"{name}_run", PARAMETERS, "i32")
 
 
-def _write_close(module: Module, name: str) -> None:
+def _write_close(module: Module, name: str, memory: Memory) -> None:
     w = Writer(module)
     with w.when(w.let("icmp ne ptr %model, null")):
-        release(w, w.let("load ptr, ptr %model"))
-        release(w, "%model")
+        memory.close(w, "%model")
+        free(w, "%model")
     w.emit("ret void")
     w.define(f"{name}_close", "ptr %model")
 
@@ -98,7 +107,7 @@ extern "C" {{
 
 #ifndef LITZ_TENSOR
 #define LITZ_TENSOR
-/* A tensor in the caller's memory. `strides` count elements; NULL means that it lies in rows. */
+/* A tensor in {where}. `strides` count elements; NULL means that it lies in rows. */
 typedef struct {{
   void *data;
   int64_t *sizes;
@@ -109,16 +118,16 @@ typedef struct {{
 #endif
 
 /* A model serves one call at a time: open one for each thread. NULL where this processor has none of what the code was
-   made for ({levels}), or memory is short. */
+   made for ({levels}), or memory is short{or_else}. */
 void *{name}_open(void);
 void {name}_close(void *model);
-
+{more}
 /* Inputs:
 {inputs}
    Outputs:
 {outputs}
-   Where an output's `data` is NULL, memory is allocated for it, which the caller frees (`free`). Where its `sizes` and
-   `strides` are not, they have room for its dimensions, and are filled in.
+   Where an output's `data` is NULL, memory is allocated for it, which the caller frees (`{frees}`). Where its `sizes`
+   and `strides` are not, they have room for its dimensions, and are filled in.
    Returns 0, or what `{name}_error` explains. */
 int32_t {name}_run(void *model, const litz_tensor *inputs, int64_t input_count, litz_tensor *outputs,
                    int64_t output_count);
@@ -131,9 +140,32 @@ const char *{name}_error(int32_t code);
 """
 
 
+@dataclass(frozen=True)
+class Words:
+    """What the header says of the device."""
+
+    where: str = "the caller's memory"
+    or_else: str = ""
+    frees: str = "free"
+    more: str = ""
+
+
+ON_GPU = Words(
+    "the memory of the GPU; `sizes` and `strides` are in the caller's",
+    ";\n   or there is no GPU, it is older than the code, or the current context is not that of the first model opened",
+    "cuMemFree",
+    """
+/* Runs go to this stream (a CUstream or cudaStream_t; at first, the default one), and are over when it is: a run
+   returns before. The current context must be that of the model, or none. */
+void {name}_set_stream(void *model, void *stream);
+""",
+)
+
+
 def header(
-    name: str, plan: HostPlan, arguments: Sequence[Argument], levels: Sequence[Level], about: str
-) -> str:
+    name: str, plan: HostPlan, arguments: Sequence[Argument], levels: Sequence[Level], about: str,
+    words: Words = Words(),  # noqa: B008
+) -> str:  # fmt: skip
     types = ", ".join(f"{code} {dtype}" for dtype, code in SCALAR_TYPE.items())
     inputs = [f"   {i}. {a.name}: {a.dtype}{list(a.sizes)}, strides {list(a.strides)}" for i, a in enumerate(arguments)]
     outputs = [
@@ -144,7 +176,8 @@ def header(
     return HEADER.format(
         title=name, about=about, guard=f"LITZ_{name.upper()}_H", types=types, name=name,
         inputs="\n".join(inputs), outputs="\n".join(outputs), levels=", ".join(level.name for level in levels),
+        where=words.where, or_else=words.or_else, frees=words.frees, more=words.more.format(name=name),
     )  # fmt: skip
 
 
-__all__ = ["Level", "header", "write_front"]
+__all__ = ["ON_GPU", "Level", "Words", "header", "write_front"]

@@ -1,32 +1,38 @@
 """Render a kernel for a GPU: a plan's rows, each the work of a team of threads.
 
 In: a `Kernel`. Out: one LLVM function, to become PTX, and a `Grid` that says how it is started. The function takes its
-buffers, and then the sizes known only at run time.
+buffers, and then the sizes known only at run time. What reads across the rows it writes is rendered by tiles instead
+(`gpu_turned.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from litz.codegen.lanes import ACCESS_BYTES
 from litz.codegen.llvm import gpu_atomics
-from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.build import GPU_TRIPLE
-from litz.codegen.llvm.gpu_math import OWN
+from litz.codegen.llvm.gpu_function import GpuFunction, Grid
+from litz.codegen.llvm.gpu_math import COARSE, OWN
 from litz.codegen.llvm.gpu_scan import before_thread
+from litz.codegen.llvm.gpu_turned import render_turned
 from litz.codegen.llvm.reduction import better_of, combine, running
 from litz.codegen.llvm.rows import Rows
-from litz.codegen.llvm.writer import Dialect, Module, Operand, Writer
+from litz.codegen.llvm.vectors import live_of
+from litz.codegen.llvm.writer import Dialect, Module, Operand, llvm_type
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
+from litz.codegen.turned import plan_turned
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import ONE, Expr
-from litz.loop.ir import Buffer, Kernel
+from litz.loop.expr import ONE
+from litz.loop.ir import Buffer, Kernel, Load
 from litz.target import GpuTarget
 
+_WIDEST = 8  # bytes of the widest type
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
-    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, own=OWN,
+    bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, together=4, own=OWN, coarse=COARSE,
     fault="call void asm sideeffect \"trap;\", \"\"()", update=gpu_atomics.update,
 )  # fmt: skip
 
@@ -35,85 +41,93 @@ def dialect_for(target: GpuTarget) -> Dialect:
     return DIALECT if target.level >= 90 else replace(DIALECT, update=gpu_atomics.update_before_sm_90)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A kernel's function, the buffers it takes in order, and how many blocks of how many threads run it."""
-
-    name: str
-    buffers: tuple[str, ...]
-    blocks: Expr
-    threads: int
-
-
 def render(kernel: Kernel, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...] = ()) -> Grid:
-    plan = plan_for_gpu(kernel)
-    return _Function(plan, buffers, module, name, sizes).run()
+    turned = plan_turned(kernel)
+    if turned is not None:
+        return render_turned(turned, buffers, module, name, sizes)
+    return _RowFunction(plan_for_gpu(kernel), buffers, module, name, sizes).run()
 
 
-class _Function:
+class _RowFunction(GpuFunction):
     def __init__(self, plan: GpuPlan, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...]):
-        self.plan, self.module, self.name, self.sizes = plan, module, name, sizes
         rows = plan.rows
-        self.used = tuple(dict.fromkeys((*rows.kernel.reads, *rows.kernel.writes)))
-        self.w = Writer(module)
-        self.numbers = frozenset(b for b in self.used if buffers[b].kind == "number")
-        pointers = {b: self._held(i) if b in self.numbers else f"%b{i}" for i, b in enumerate(self.used)}
-        frame = Scope(self.w, buffers, pointers, rows.lanes, rows.vector, rows.varies)
-        frame.sizes = {size: f"%s{i}" for i, size in enumerate(sizes)}
-        thread, block = self._register("tid"), self._register("ctaid")
-        self.me = "0" if rows.team == 1 else self.w.let(f"and i32 {thread}, {rows.team - 1}")
-        group = self.w.let(f"lshr i32 {thread}, {rows.team.bit_length() - 1}") if rows.team > 1 else thread
-        self.unit = self._unit(block, group)
+        super().__init__(rows.kernel, buffers, module, name, sizes, rows.varies)
+        self.plan = plan
+        frame = self.scope(rows.lanes, rows.vector)
+        thread, block = self.register("tid"), self.register("ctaid")
+        # Threads that lie side by side take vectors that do: of one team, or of as many as share a block.
+        near, far = self._parts(thread, rows.team if rows.shared_axis is None else plan.teams)
+        self.me, self.group = (near, far) if rows.shared_axis is None else (far, near)
+        self.unit = self._unit(block, self.group)
         self.members = self._members(thread)
-        me = self.me if self.me == "0" else self._wide(self.me)
-        self.rows = Rows(rows, self.w, frame, me, *((self._across_team, self._before_me) if rows.team > 1 else ()))
+        me = self.me if self.me == "0" else self.wide(self.me)
+        across = self._across_team if rows.shared_axis is None else self._across_steps
+        across_team, before_me = (across, self._before_me) if rows.team > 1 else (None, None)
+        self.rows = Rows(rows, self.w, frame, me, across_team, before_me, self._alone)
         self.shared = 0
+
+    def _parts(self, thread: str, count: int) -> tuple[str, str]:
+        """The thread's number among `count` side by side, and the number of those."""
+        if count == 1:
+            return "0", thread
+        near = self.w.let(f"and i32 {thread}, {count - 1}")
+        return near, "0" if count == self.plan.block else self.w.let(f"lshr i32 {thread}, {count.bit_length() - 1}")
 
     def _unit(self, block: str, group: str) -> str:
         """The number of the thread's team, in 32 bits where all of them have room there."""
         teams, w = self.plan.teams, self.w
         if teams == 1:
-            return self._wide(block)
+            return self.wide(block)
         if self.plan.grid.is_int and self.plan.grid.int * teams <= 1 << 31:
             first = w.let(f"mul nuw i32 {block}, {teams}")
-            return self._wide(w.let(f"add nuw i32 {first}, {group}"))
-        return w.add(w.mul(self._wide(block), str(teams)), self._wide(group))
-
-    def _held(self, position: int) -> str:
-        """A number that the host computes is an argument by value: its memory is the host's."""
-        cell = self.w.slot("double", 8)
-        self.w.emit(f"store double %b{position}, ptr {cell}")
-        return cell
-
-    def _register(self, name: str) -> str:
-        function = f"@llvm.nvvm.read.ptx.sreg.{name}.x"
-        self.module.declare(f"declare i32 {function}()")
-        return self.w.let(f"call i32 {function}()")
-
-    def _wide(self, number: str) -> str:
-        return self.w.let(f"zext nneg i32 {number} to i64", "i")
+            return self.wide(w.let(f"add nuw i32 {first}, {group}"))
+        return w.add(w.mul(self.wide(block), str(teams)), self.wide(group))
 
     def run(self) -> Grid:
         plan, w = self.plan, self.w
         rows = plan.rows
-        with w.when(w.let(f"icmp slt i64 {self.unit}, {self.rows.frame.size(plan.units)}")):
-            row = self.unit
-            piece = "0"
-            if plan.pieces is not ONE:
-                pieces = self.rows.frame.size(plan.pieces)
-                row = w.let(f"udiv i64 {self.unit}, {pieces}")
-                piece = w.let(f"urem i64 {self.unit}, {pieces}") if rows.rows else self.unit
-            self.rows.bind(row)
-            if rows.vector is None or rows.over_reduced:
-                self.rows.row()
-            else:
-                self._piece(w.mul(piece, str(rows.step * rows.copies)))
-        w.emit("ret void")
-        # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
-        parameters = [f"{'double' if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
-        parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
-        w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{plan.block}"')
-        return Grid(self.name, self.used, plan.grid, plan.block)
+        units = self.rows.frame.size(plan.units)
+        is_there = w.let(f"icmp slt i64 {self.unit}, {units}")
+        if rows.shared_axis is not None:
+            # All threads of a block meet: those that no unit is left for go along with the last one, and store nothing.
+            last = w.let(f"sub i64 {units}, 1")
+            self.unit = w.minimum(self.unit, last)
+            piece = self._bind()
+            with w.when(w.let(f"icmp sge i64 {last}, 0")):
+                self._columns(w.mul(piece, str(rows.lanes)), is_there)
+        else:
+            with w.when(is_there):
+                piece = self._bind()
+                if rows.vector is None or rows.over_reduced:
+                    self.rows.row()
+                else:
+                    self._piece(w.mul(piece, str(rows.step * rows.copies)))
+        return self.finish(plan.grid, plan.block)
+
+    def _bind(self) -> str:
+        """The row that the unit is of, and which piece of it."""
+        plan, w = self.plan, self.w
+        row, piece = self.unit, "0"
+        if plan.pieces is not ONE:
+            pieces = self.rows.frame.size(plan.pieces)
+            row = w.let(f"udiv i64 {self.unit}, {pieces}")
+            piece = w.let(f"urem i64 {self.unit}, {pieces}") if plan.rows.rows else self.unit
+        self.rows.bind(row)
+        return piece
+
+    def _columns(self, v: str, is_there: str) -> None:
+        """One vector, over all of the reduced axes."""
+        w, rows = self.w, self.plan.rows
+        mask: Operand | None = Operand(is_there, "b1", 1)
+        if self.plan.units.is_int and self.plan.units.int % self.plan.teams == 0:
+            mask = None
+        assert rows.vector is not None
+        stop = self.rows.extent[rows.vector]
+        tail = live_of(w, v, stop, rows.lanes, False, ragged=not self.rows.is_divided)
+        if mask is not None and tail is not None:
+            t = llvm_type("b1", rows.lanes)
+            tail = tail._replace(text=w.let(f"and {t} {tail.text}, {w.splat(mask, rows.lanes).text}"))
+        self.rows.at_vector(v, 1, (mask if tail is None else tail,))
 
     def _piece(self, start: str) -> None:
         """A team's share of a row, from `start` on. The last piece of a row may be shorter, and is walked."""
@@ -129,9 +143,93 @@ class _Function:
             all_rows.at_vector(w.add(start, mine), rows.copies, (None,))
         with w.when(w.let(f"xor i1 {is_whole}, true")), w.loop(start, stop, rows.step) as first:
             v = w.add(first, mine)
-            all_rows.at_vector(v, 1, (Operand(w.let(f"icmp slt i64 {v}, {stop}"), "b1", 1),))
+            all_rows.at_vector(v, 1, (live_of(w, v, stop, rows.lanes, all_rows.is_divided),))
 
     # -- teams --------------------------------------------------------------------------------------
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread of a team stores what all of them know: and only when all have loaded, since it may lie there."""
+        rows = self.plan.rows
+        if any(isinstance(op, Load) and rows.vector not in rows.varies[op.name] for op in rows.kernel.body):
+            if rows.team > WARP or rows.shared_axis is not None:
+                self.barrier()
+            else:
+                self.w.module.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
+                self.w.emit(f"call void @llvm.nvvm.bar.warp.sync(i32 {self.members})")
+        with self.w.when(self.w.let(f"icmp eq i32 {self.me}, 0")):
+            yield
+
+    def _across_steps(self, kind: str, value: Operand, place: Operand | None) -> tuple[Operand, Operand | None]:
+        """Threads that share steps of one vector meet in shared memory: half of those left tell the other half."""
+        w = self.w
+        slots = [(v, w.slot(v.type)) for v in (value, place) if v is not None]
+        for v, slot in slots:
+            w.emit(f"store {v.type} {v.text}, ptr {slot}")
+
+        def mine() -> list[Operand]:
+            return [v._replace(text=w.let(f"load {v.type}, ptr {slot}")) for v, slot in slots]
+
+        left = self.plan.rows.team
+        while left > 1:
+            left //= 2
+            self.barrier()  # what was there has been read
+            part = w.let(f"lshr i32 {self.me}, {left.bit_length() - 1}")
+            with w.when(w.let(f"icmp eq i32 {part}, 1")):
+                for number, v in enumerate(mine()):
+                    self._put(number, v, self._seat(w.let(f"sub i32 {self.me}, {left}")))
+            self.barrier()
+            with w.when(w.let(f"icmp eq i32 {part}, 0")):
+                ours = mine()
+                theirs = [self._taken(number, v, self._seat(self.me)) for number, v in enumerate(ours)]
+                if place is None:
+                    both = [combine(w, kind, ours[0], theirs[0])]
+                else:
+                    both = [*better_of(w, kind, (ours[0], ours[1]), (theirs[0], theirs[1]))]
+                for v, (_, slot) in zip(both, slots, strict=True):
+                    w.emit(f"store {v.type} {v.text}, ptr {slot}")
+        self.barrier()
+        with w.when(w.let(f"icmp eq i32 {self.me}, 0")):
+            for number, v in enumerate(mine()):
+                self._put(number, v, self._seat("0"))
+        self.barrier()
+        found = [self._taken(number, v, self._seat("0")) for number, v in enumerate([v for v, _ in slots])]
+        return found[0], found[1] if place is not None else None
+
+    def _seat(self, row: str) -> str:
+        first = row if row == "0" else self.w.let(f"mul i32 {row}, {self.plan.teams}")
+        return self.group if first == "0" else self.w.let(f"add i32 {first}, {self.group}")
+
+    def _seat_bytes(self) -> int:
+        return max(self.plan.rows.lanes, 1) * _WIDEST
+
+    def _meeting(self, number: int) -> str:
+        """Memory for one vector of each of half of the block's threads, for all reductions, one after the other."""
+        name, seats = f"@meeting{number}", max(self.plan.block // 2, self.plan.teams)
+        size = seats * self._seat_bytes()
+        self.module.declare(f"{name} = internal addrspace(3) global [{size} x i8] poison, align 16")
+        return name
+
+    def _put(self, number: int, value: Operand, seat: str) -> None:
+        text, t = value.text, value.type
+        if value.dtype == "b1":
+            t = "i8" if value.lanes == 1 else f"<{value.lanes} x i8>"
+            text = self.w.let(f"zext {value.type} {text} to {t}")
+        self.w.emit(f"store {t} {text}, ptr addrspace(3) {self._place(number, seat)}, align {self._aligned(value)}")
+
+    def _taken(self, number: int, like: Operand, seat: str) -> Operand:
+        t = like.type
+        if like.dtype == "b1":
+            t = "i8" if like.lanes == 1 else f"<{like.lanes} x i8>"
+        text = self.w.let(f"load {t}, ptr addrspace(3) {self._place(number, seat)}, align {self._aligned(like)}")
+        return like._replace(text=self.w.let(f"icmp ne {t} {text}, zeroinitializer") if like.dtype == "b1" else text)
+
+    def _aligned(self, value: Operand) -> int:
+        return min(16, value.lanes * max(1, DTYPES[value.dtype].bits // 8))
+
+    def _place(self, number: int, seat: str) -> str:
+        offset = self.w.let(f"mul i32 {seat}, {self._seat_bytes()}")
+        return self.w.let(f"getelementptr i8, ptr addrspace(3) {self._meeting(number)}, i32 {offset}", "p")
+
     def _across_team(self, kind: str, value: Operand, place: Operand | None) -> tuple[Operand, Operand | None]:
         """Every thread of the team ends with what all of them found."""
         team = self.plan.rows.team
@@ -145,17 +243,13 @@ class _Function:
         with self.w.when(self.w.let(f"icmp eq i32 {lane}, 0")):
             for v, cell in cells:
                 self.w.emit(f"store {_word(v)} {self._bits(v)}, ptr addrspace(3) {self._cell(cell, v, warp)}")
-        self._barrier()
+        self.barrier()
         theirs = self.w.let(f"and i32 {lane}, {warps - 1}")
         found = []
         for v, cell in cells:
             address = self._cell(cell, v, theirs)
             found.append(self._from_bits(self.w.let(f"load {_word(v)}, ptr addrspace(3) {address}"), v))
         return self._across_warp(kind, found[0], found[1] if place is not None else None, warps)
-
-    def _barrier(self) -> None:
-        self.w.module.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-        self.w.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def _before_me(self, kind: str, totals: Sequence[Operand]) -> list[tuple[Operand, Operand]]:
         """Of what each thread of the team has: what those before this one make, and what all make."""
@@ -166,11 +260,11 @@ class _Function:
         warps = team // WARP
         lane, warp = w.let(f"and i32 {self.me}, {WARP - 1}"), w.let(f"lshr i32 {self.me}, {WARP.bit_length() - 1}")
         cells = [self._cells(total, warps) for total in totals]
-        self._barrier()  # what was there before has been read
+        self.barrier()  # what was there before has been read
         with w.when(w.let(f"icmp eq i32 {lane}, 0")):
             for cell, (_, whole) in zip(cells, found, strict=True):
                 w.emit(f"store {_word(whole)} {self._bits(whole)}, ptr addrspace(3) {self._cell(cell, whole, warp)}")
-        self._barrier()
+        self.barrier()
         theirs, joined = w.let(f"and i32 {lane}, {warps - 1}"), []
         for cell, (before, whole) in zip(cells, found, strict=True):
             address = self._cell(cell, whole, theirs)

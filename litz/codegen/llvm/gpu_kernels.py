@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from litz.codegen.llvm import gpu, shim
 from litz.codegen.llvm.host import HostWriter
-from litz.codegen.llvm.naming import UNNAMED, anonymous, named
+from litz.codegen.llvm.naming import UNNAMED, Named, anonymous, named
 from litz.codegen.llvm.writer import Module
 from litz.loop.ir import Kernel, Program, Step
 from litz.schedule.memory import Layout
@@ -36,6 +36,7 @@ class GpuKernels:
         self.program, self.sizes, self._written = program, sizes, written
         self.dialect = gpu.dialect_for(target)
         self.built: dict[tuple, _Built] = {}
+        self.named: dict[str, Named] = {}  # by the names of their functions
         self._modules: dict[str, int] = {}
         self.launches = 0
 
@@ -98,6 +99,7 @@ class GpuKernels:
         module = Module(self.dialect)
         grid = gpu.render(kernel, buffers, module, UNNAMED, self.sizes)
         name, text = named(f"{gpu.TRIPLE}\n{module.text()}")
+        self.named[name] = Named(kernel, buffers)
         if text not in self._modules:
             self._modules[text] = len(self._modules)
             self._written(text)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from litz.loop.ir import Kernel, Load, Store
+from litz.loop.ir import Buffer, Kernel, Load, Store
 
 UNNAMED = "kernel"  # what a kernel is called until its text is known
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a function of generated code does: the first of the kernels that it was built for, its buffers numbered."""
+
+    kernel: Kernel
+    buffers: Mapping[str, Buffer]
 
 
 def named(text: str) -> tuple[str, str]:
@@ -24,4 +33,4 @@ def anonymous(kernel: Kernel, order: tuple[str, ...]) -> Kernel:
     return replace(kernel, body=body)
 
 
-__all__ = ["UNNAMED", "anonymous", "named"]
+__all__ = ["UNNAMED", "Named", "anonymous", "named"]

@@ -9,13 +9,14 @@ needs the same text, so object code can be kept by it; and modules are built sid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
 from litz.codegen.llvm import host, shim
 from litz.codegen.llvm.cpu_kernels import CpuKernels
 from litz.codegen.llvm.gpu_kernels import GpuKernels
+from litz.codegen.llvm.naming import Named
 from litz.codegen.llvm.writer import Dialect, Module
 from litz.codegen.plan import Native, Run
 from litz.context import Context
@@ -32,6 +33,7 @@ class Rendering:
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
+    named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
 
     def text(self) -> str:
         return "\n".join(self.modules)
@@ -45,6 +47,7 @@ def render(
     module = Module(Dialect(target.host.function_bytes))
     device = shim.DEVICES[target.device]
     native = shim.native_calls(program, device)
+    handed = shim.handed_over(program, native, device)
     slots = _slots(program, native, device)
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
@@ -56,13 +59,15 @@ def render(
         kernels = CpuKernels(program, target, module, sizes, written)
     runs: list[tuple[int, Run]] = []
     begun = 0
+    hands: list[str] = []  # what the function being written allocates for its caller
     writer: host.HostWriter | None = None
 
     def close() -> None:
         nonlocal writer
         if writer is not None:
             writer.finish()
-            runs.append((begun, Native(writer.name)))
+            runs.append((begun, Native(writer.name, tuple(hands))))
+            hands.clear()
             writer = None
 
     for positions in kernels.batches(layout):
@@ -82,7 +87,10 @@ def render(
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         if isinstance(step, Call):
             for name in writer.call(step):
-                held.setdefault(layout.last_use[name], []).append(name)
+                if name in handed:
+                    hands.append(name)
+                else:
+                    held.setdefault(layout.last_use[name], []).append(name)
         else:
             writer.make_room()
             kernels.start(writer, [program.steps[position] for position in positions])
@@ -92,7 +100,9 @@ def render(
         writer = host.HostWriter(module, "run0", slots, sizes, device)
     close()
     modules = (*kernels.modules, module.text())
-    return Rendering(modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace)
+    return Rendering(
+        modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace, kernels.named
+    )
 
 
 def _slots(program: Program, native: frozenset[str], device: shim.Device) -> dict[str, int]:

@@ -6,9 +6,10 @@ of its team runs them. What stands around rows (a loop over them, a block of a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.gpu_scan import BeforeMe, scan_vectors
@@ -16,29 +17,45 @@ from litz.codegen.llvm.reduction import across_lanes, better_of, better_than, co
 from litz.codegen.llvm.vectors import live_of, vectors, vectors_in_order
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
-from litz.codegen.rows import RowPlan
+from litz.codegen.rows import Pass, RowPlan
 from litz.codegen.stretches import CUTS, SHORT_SUM, stretches
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, expr
 from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
 
+_FEW_OPS = 24  # in a loop of which several steps may be written side by side
 # What the threads of a team found, value and position (of a value alone, none), as what all of them found.
 AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
+Alone = Callable[[], AbstractContextManager[None]]  # what one thread of the team does, when the others have come as far
+_FEW_VALUES = 32  # that a thread may hold as numbers, whatever they were loaded as
 Slots = list[tuple[str, "str | None"]]  # where running values are, and running positions
 
 
 class Rows:
     def __init__(
-        self, plan: RowPlan, writer: Writer, frame: Scope, me: str = "0", across_team: AcrossTeam | None = None,
+        self,
+        plan: RowPlan,
+        writer: Writer,
+        frame: Scope,
+        me: str = "0",
+        across_team: AcrossTeam | None = None,
         before_me: BeforeMe | None = None,
-    ):  # fmt: skip
+        alone: Alone = nullcontext,
+    ):
         self.plan, self.w, self.frame, self.me, self.across_team = plan, writer, frame, me, across_team
-        self.before_me = before_me
+        self.before_me, self.alone = before_me, alone
+        self.loaded: dict[str, list[Operand]] = {}  # of a packed row, by vector
         self.kernel = plan.kernel
         self.vector, self.lanes = plan.vector, plan.lanes
         self.ops: dict[str, Definition] = {op.name: op for op in plan.kernel.body if not isinstance(op, Store)}
         self.extent = {a: frame.size(a.size) for a in (*self.kernel.axes, *self.kernel.reduced)}
         self.kept_slot = {name: self._scratch(name) for name in plan.kept}
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether vectors divide the axis, so that all of one is live or nothing."""
+        assert self.vector is not None
+        return all(factor % self.lanes == 0 for _, factor in self.vector.size.terms)
 
     def _scratch(self, name: str) -> str:
         row = 1
@@ -65,8 +82,9 @@ class Rows:
         assert self.vector is not None
         self._hoist_uniform()
         for v, count, mask in vectors(
-            self.w, self.lanes, start, stop or self.extent[self.vector], self.plan.copies, self.plan.team, self.me
-        ):
+            self.w, self.lanes, start, stop or self.extent[self.vector], self.plan.copies, self.plan.team, self.me,
+            self.plan.team > 1 and self.is_divided,
+        ):  # fmt: skip
             self.at_vector(v, count, (mask,))
 
     def _hoist_uniform(self) -> None:
@@ -94,12 +112,57 @@ class Rows:
         if self.plan.held:
             self._held_row()
             return
+        if self.plan.packed is not None:
+            self._load_packed(self.plan.packed)
         for p, one in enumerate(self.plan.passes):
-            for op in one.before:
-                if isinstance(op, Store) or op.name not in self.frame.values:
-                    self.frame.emit(op)
+            self._before(one)
             if one.sinks:
                 self._pass(p)
+
+    def _before(self, one: Pass) -> None:
+        for op in one.before:
+            if not isinstance(op, Store) and op.name not in self.frame.values:
+                self.frame.emit(op)
+        stores = [op for op in one.before if isinstance(op, Store)]
+        with self.alone() if stores and self.plan.shares_rows else nullcontext():
+            for op in stores:
+                self.frame.emit(op)
+
+    def _load_packed(self, names: tuple[str, ...]) -> None:
+        """All that passes share of what the row loads, before any of it is used."""
+        for axis in self.kernel.reduced:
+            self.frame.axes[axis] = "0"
+        for copy in range(self.plan.copies):
+            with self._standing_at_packed(copy):
+                for name in names:
+                    self.frame.emit(self.ops[name])
+                    self.loaded.setdefault(name, []).append(self.frame.values[name][0])
+
+    @contextmanager
+    def _standing_at_packed(self, copy: int) -> Iterator[None]:
+        assert self.vector is not None
+        v = self.w.add(self.w.mul(self.me, str(self.lanes)), str(copy * self.plan.step))
+        size, end = self.vector.size.int, (copy + 1) * self.plan.step
+        mask = live_of(self.w, v, str(size), self.lanes, whole=size % self.lanes == 0, ragged=end > size)
+        with self._standing_at(v, 1, (mask,)):
+            yield
+
+    def _unpacked(self, name: str, copy: int, p: int) -> Operand:
+        """What was loaded. In a long row a later pass must not see that it was looked at before: the numbers made of
+        it would be kept meanwhile, and take twice its registers."""
+        value = self.loaded[name][copy]
+        bits = DTYPES[value.dtype].bits
+        if p == 0 or bits > 16 or value.lanes * bits < 32 or self.plan.copies * self.lanes <= _FEW_VALUES:
+            return value
+        w, words = self.w, value.lanes * bits // 32
+        t = f"<{words} x i32>" if words > 1 else "i32"
+        whole = w.let(f"bitcast {value.type} {value.text} to {t}")
+        hidden = "poison"
+        for word in range(words):
+            one = whole if words == 1 else w.let(f"extractelement {t} {whole}, i32 {word}")
+            one = w.let(f'call i32 asm sideeffect "", "=r,0"(i32 {one})')
+            hidden = one if words == 1 else w.let(f"insertelement {t} {hidden}, i32 {one}, i32 {word}")
+        return value._replace(text=w.let(f"bitcast {t} {hidden} to {value.type}"))
 
     def _held_row(self) -> None:
         """All of the row at once: every operator is emitted once, for all its vectors."""
@@ -109,7 +172,8 @@ class Rows:
         masks = []
         for end in range(step, self.plan.copies * step + 1, step):
             v = self.w.add(mine, str(end - step))
-            masks.append(live_of(self.w, v, str(size), self.lanes, self.plan.team, ragged=end > size))
+            whole = self.plan.team > 1
+            masks.append(live_of(self.w, v, str(size), self.lanes, whole, ragged=end > size))
         outer = self.frame
         for axis in self.kernel.reduced:
             outer.axes[axis] = "0"
@@ -144,7 +208,9 @@ class Rows:
         one = self.plan.passes[p]
         reduces = [op for op in one.sinks if isinstance(op, Reduce)]
         sequential = [a for a in self.kernel.reduced if a != self.vector]
-        copies = self.plan.copies if self.plan.over_reduced else inner.copies
+        copies = inner.copies
+        if self.plan.over_reduced:
+            copies = self.plan.copies if self.plan.packed is None else 1
         accumulators = {op.name: self._open(op, copies) for op in reduces}
         accumulators |= {op.name: self._open(op, copies) for op in one.ops if isinstance(op, Scan)}
         self.frame = inner
@@ -156,16 +222,27 @@ class Rows:
     def _reduced_loops(self, axes: list[Axis], p: int, accumulators: dict[str, Slots], copies: int) -> None:
         if axes:
             axis, *rest = axes
-            with self._stretch(axis, 1, p, accumulators, copies) as (start, stop, mine), self.w.loop(start, stop) as i:
-                self.frame.axes[axis] = i
-                self._reduced_loops(rest, p, mine, copies)
+            together = not rest and self._is_simple(p)
+            step = self.plan.team if axis == self.plan.shared_axis else 1
+            with self._stretch(axis, step, p, accumulators, copies) as (start, stop, mine):
+                first = start if step == 1 else self.w.add(start, self.me)
+                with self.w.loop(first, stop, step, together=together) as i:
+                    self.frame.axes[axis] = i
+                    self._reduced_loops(rest, p, mine, copies)
             return
         if not self.plan.over_reduced:
             self._pass_body(p, accumulators)
             return
         assert self.vector is not None
+        if self.plan.packed is not None:
+            for copy in range(self.plan.copies):
+                with self._standing_at_packed(copy):
+                    known = {name: [self._unpacked(name, copy, p)] for name in self.plan.packed}
+                    self._pass_body(p, accumulators, known)
+            return
         with self._stretch(self.vector, copies * self.plan.step, p, accumulators, copies) as (start, stop, mine):
-            along = (self.w, self.lanes, start, stop, copies, self.plan.team, self.me)
+            team, divided = self.plan.team, self.plan.team > 1 and self.is_divided
+            along = (self.w, self.lanes, start, stop, copies, team, self.me, divided)
             if self.kernel.ordered:
                 rounds = vectors_in_order(*along)
             else:
@@ -173,6 +250,13 @@ class Rows:
             for v, count, masks in rounds:
                 with self._standing_at(v, count, masks):
                     self._pass_body(p, mine)
+
+    def _is_simple(self, p: int) -> bool:
+        """Whether a step of the pass only reads, and does little with what it reads: then the steps that follow need
+        not wait for it."""
+        one = self.plan.passes[p]
+        reads_only = all(isinstance(sink, Reduce) for sink in one.sinks)
+        return reads_only and not self.plan.over_reduced and len(one.ops) <= _FEW_OPS
 
     @contextmanager
     def _stretch(
@@ -214,10 +298,15 @@ class Rows:
     def _rounds(self, op: Reduce) -> bool:
         return op.kind == "sum" and DTYPES[self._dtype(op.value)].kind == "float"
 
-    def _pass_body(self, p: int, accumulators: dict[str, Slots]) -> None:
+    def _pass_body(
+        self, p: int, accumulators: dict[str, Slots], known: Mapping[str, list[Operand]] = MappingProxyType({})
+    ) -> None:
         frame, one, kept = self.frame, self.plan.passes[p], self.plan.kept
         for op in one.ops:
             name = op.name
+            if name in known:
+                frame.values[name] = known[name]
+                continue
             if kept.get(name, p) < p:
                 frame.values[name] = self._recall(name, op.dtype)
                 continue
@@ -376,7 +465,12 @@ class Rows:
             if place is not None
         ]
         if not self.plan.over_reduced:
-            return places or found
+            if self.plan.shared_axis is None:
+                return places or found
+            assert self.across_team is not None
+            at: list[Operand | None] = [*places] or [None] * len(found)
+            shared = [self.across_team(op.kind, value, place) for value, place in zip(found, at, strict=True)]
+            return [value if place is None else place for value, place in shared]
         if places:
             best, place = first_best(w, op.kind, found[0], places[0])
             for other in zip(found[1:], places[1:], strict=True):

@@ -27,6 +27,8 @@ _OF_ALL = {
     "aten::mm": "mm_out", "aten::addmm": "addmm_out", "aten::bmm": "bmm_out", "aten::baddbmm": "baddbmm_out",
     "aten::convolution": "convolution",
 }  # fmt: skip
+_ATTENTIONS = tuple(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn"))
+_OF_GPUS = ("_addmm_activation", "convolution_backward", *_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS))
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Device:
     kind: int
     shims: Mapping[str, str]  # operator -> function
     slots: tuple[str, ...] = ()  # in which the caller says more of it
+    hands_over: bool = False  # the caller takes what an operator called from native code has allocated
 
 
 DEVICE_SLOT, STREAM_SLOT = "the device", "the stream"
@@ -46,21 +49,23 @@ DEVICES = {
             "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
     }),
     "cuda": Device(1, {name: f"aoti_torch_cuda_{function}" for name, function in _OF_ALL.items()} | {
-        "aten::_scaled_dot_product_flash_attention": "aoti_torch_cuda__scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention": "aoti_torch_cuda__scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention": "aoti_torch_cuda__scaled_dot_product_cudnn_attention",
-    }, (DEVICE_SLOT, STREAM_SLOT)),
+        f"aten::{function}": f"aoti_torch_cuda_{function}" for function in _OF_GPUS
+    }, (DEVICE_SLOT, STREAM_SLOT), hands_over=True),
 }  # fmt: skip
 
 # What host functions leave in the error cell.
 OPERATOR_FAILED = LAST_FAULT + 1
 
-SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15}
+SCALAR_TYPE = {"u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "f16": 5, "f32": 6, "f64": 7, "b1": 11, "bf16": 15,
+               "torch.uint64": 29}  # fmt: skip
 
 
 def native_calls(program: Program, device: Device) -> frozenset[str]:
-    """Names of the calls made from native code: the shim has them, and no Python code needs their results."""
+    """Names of the calls made from native code: the shim has them, and no Python code needs their results, or it can
+    be handed them."""
     native = {c.name: c for c in program.calls if c.target in device.shims and _describable(c)}
+    if device.hands_over:
+        return frozenset(native)
     makers: dict[str, list[Call]] = {}
     for call in native.values():
         if call.target not in OUT_VARIANTS:
@@ -75,6 +80,16 @@ def native_calls(program: Program, device: Device) -> frozenset[str]:
     return frozenset(native)
 
 
+def handed_over(program: Program, native: frozenset[str], device: Device) -> frozenset[str]:
+    """Buffers that operators called from native code allocate, and that Python code needs."""
+    if not device.hands_over:
+        return frozenset()
+    needed = {v.buffer for v in program.outputs if isinstance(v, View)}
+    needed |= {name for call in program.calls if call.name not in native for name in call.reads}
+    made = {name for c in program.calls if c.name in native and c.target not in OUT_VARIANTS for name in c.writes}
+    return frozenset(made & needed)
+
+
 def _describable(call: Call) -> bool:
     def known(arg: Any) -> bool:
         if isinstance(arg, View):
@@ -83,6 +98,8 @@ def _describable(call: Call) -> bool:
             return all(isinstance(a, (int, Expr)) for a in arg)
         return arg is None or isinstance(arg, (bool, int, float, Expr, Number, torch.dtype))
 
+    if call.target == "aten::convolution_backward" and _in_schema_order(operator_named(call.target)._schema, call)[3]:
+        return False  # the sizes of a bias: torch 2.11's shim has forgotten them when the operator looks at them
     return all(known(a) for a in (*call.args, *(v for _, v in call.kwargs))) and all(
         r is None or known(r) for r in call.results
     )
@@ -177,8 +194,21 @@ class _CallWriter:
             self.w.emit(f"store i64 {self.frame.size(value)}, ptr {self.w.address('i64', cells, position)}")
         return cells
 
+    def _flags(self, values: Sequence[bool]) -> str:
+        items = ", ".join(f"i32 {int(value)}" for value in values)
+        return self.module.constant(f"[{len(values)} x i32] [{items}]")
+
     def stop_if(self, condition: str, code: int) -> None:
         stop_if(self.w, condition, code)
+
+    def no_tensor(self) -> str:
+        """A handle on none, which an operator takes that was traced with None for a tensor; released after the call."""
+        cell = self.w.slot("ptr", 8)
+        self.module.declare("declare i32 @aoti_torch_new_uninitialized_tensor(ptr)")
+        self.w.emit(f"call i32 @aoti_torch_new_uninitialized_tensor(ptr {cell})")
+        handle = self.w.let(f"load ptr, ptr {cell}")
+        self.handles.append(handle)
+        return handle
 
     def tensor(self, view: View) -> str:
         """A handle on the window, released after the call."""
@@ -211,9 +241,15 @@ class _CallWriter:
         optional = kind.startswith("Optional[")
         inner = kind[len("Optional[") : -1] if optional else kind
         if inner.startswith("List["):
-            return [f"ptr {self.array(value)}", f"i64 {len(value)}"]
+            if value is None:
+                return ["ptr null", "i64 0"]
+            assert not optional, f"the shim has no rule for {kind}"
+            numbers = self._flags(value) if inner == "List[bool]" else self.array(value)
+            return [f"ptr {numbers}", f"i64 {len(value)}"]
         if optional and value is None:
             return ["ptr null"]
+        if inner == "Tensor" and value is None:
+            return [f"ptr {self.no_tensor()}"]
         text = self._plain(inner, value)
         if not optional:
             return [text]

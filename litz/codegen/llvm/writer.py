@@ -84,7 +84,9 @@ class Dialect:
     fences: bool = True  # there are fences, over which no arithmetic is moved
     aligned: int = 0  # bytes to which buffers are: the access of a vector is one where it is known to be aligned
     branches: bool = False  # what is not live is branched around
+    together: int = 1  # steps of a simple loop that are written side by side, so that they wait for memory together
     own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
+    coarse: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # for what is rounded anyway
     fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
     # Combines a value with what is at an address, where other threads may do so too. None: no other thread ever does.
     update: Callable[[Writer, str, str, Operand], None] | None = None
@@ -99,6 +101,7 @@ class Module:
         self.declarations: dict[str, None] = {}
         self.globals: dict[str, str] = {}
         self.defined: set[str] = set()  # functions of its own that kernels call
+        self.loops = 0  # of which something is said
 
     def declare(self, text: str) -> None:
         self.declarations[text] = None
@@ -117,6 +120,17 @@ class Module:
         data = value.encode() + b"\0"
         text = "".join(f"\\{byte:02X}" for byte in data)
         return self.globals.setdefault(f'constant [{len(data)} x i8] c"{text}"', f"@text{len(self.globals)}")
+
+    def written_together(self) -> str:
+        """What stands behind a loop's last branch, if several of its steps are to be written side by side."""
+        steps = self.dialect.together
+        if steps == 1:
+            return ""
+        self.loops += 1
+        loop = 2 * self.loops
+        self.declare(f'!{loop + 1} = !{{!"llvm.loop.unroll.count", i32 {steps}}}')
+        self.declare(f"!{loop} = distinct !{{!{loop}, !{loop + 1}}}")
+        return f", !llvm.loop !{loop}"
 
     def text(self) -> str:
         globals_ = [f"{name} = private unnamed_addr {definition}" for definition, name in self.globals.items()]
@@ -241,8 +255,11 @@ class Writer:
 
     # -- control ----------------------------------------------------------------------------------
     @contextmanager
-    def loop(self, start: str, stop: str, step: str | int = 1, prefix: str = "l") -> Iterator[str]:
-        """`for (i = start; i < stop; i += step)`; yields `i`. A loop that provably runs once has no branch."""
+    def loop(
+        self, start: str, stop: str, step: str | int = 1, prefix: str = "l", together: bool = False
+    ) -> Iterator[str]:
+        """`for (i = start; i < stop; i += step)`; yields `i`. A loop that provably runs once has no branch. `together`:
+        its steps may be written side by side."""
         if start.isdigit() and stop.isdigit() and int(start) < int(stop) <= int(start) + int(step):
             yield start
             return
@@ -257,7 +274,7 @@ class Writer:
             self.place(body)
             yield i
             self.emit(f"store i64 {self.let(f'add nsw i64 {i}, {step}')}, ptr {counter}")
-            self.emit(f"br label %{head}")
+            self.emit(f"br label %{head}{self.module.written_together() if together else ''}")
             self.place(done)
 
     @contextmanager

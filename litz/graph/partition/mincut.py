@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.alias import CHECKS, base, is_view
+from litz.graph.alias import CHECKS, COMPUTED_AGAIN, base, is_view
 from litz.graph.module import graph_module
 from litz.graph.partition.maxflow import INFINITE, FlowNetwork
 from litz.graph.signature import Joint
 from litz.graph.sizes import likely, sizes_as_arguments
+from litz.loop.draw import DRAW
 from litz.ops.sizes import number_held, size_sources, whole_held
 
 aten = torch.ops.aten
@@ -53,6 +54,7 @@ _LIGHT = {
     aten._unsafe_view.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.copy.default,
     aten.constant_pad_nd.default, aten.empty.memory_format, aten.zeros.default, aten.ones.default,
     aten.max_pool2d_with_indices.default,  # its indices are twice the size of its result
+    DRAW,
 }  # fmt: skip
 
 
@@ -79,9 +81,15 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     saved = [n for n in tensors if n in written or (n not in place and n not in number)]
     # An input that the forward writes to is kept as it was before.
     copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
+    types = {n: _narrow_type(n) for n in saved}
+    narrow = {n: _narrowed(graph, n, dtype) for n, dtype in types.items() if dtype is not None}
+    copies |= narrow
     effects = [n for n in graph.nodes if _must_run(n)]
     returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
     forward = _extract(joint.graph, primals, returned, [n for n in effects if n not in late])
+    for node, fewer_bits in narrow.items():
+        _widened_again(graph, node, fewer_bits)
+    saved = [narrow.get(n, n) for n in saved]
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [n for n in effects if n in late], late)
     return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
@@ -220,15 +228,47 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
 
 
 def _price(node: fx.Node, alive: set[fx.Node]) -> int:
-    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases."""
+    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases, nor what
+    a rule has written to be computed again."""
     value = node.meta.get("val")
     if node in alive:
         return 1
     if isinstance(value, (torch.SymInt, int, float, bool)):
         return 1
-    if not isinstance(value, torch.Tensor) or is_view(node):
+    if not isinstance(value, torch.Tensor) or is_view(node) or COMPUTED_AGAIN in node.meta:
         return INFINITE
+    if _narrow_type(node) is not None:
+        whole = base(node.args[0]).meta["val"]  # rather this, which is there already
+        return 1 + max(likely(whole.numel()), likely(value.numel())) * whole.element_size()
     return max(2, likely(value.numel()) * value.element_size())
+
+
+_EXACT_IN = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (torch.float32, torch.float64),
+             torch.float32: (torch.float64,)}  # fmt: skip
+
+
+def _narrow_type(node: fx.Node) -> torch.dtype | None:
+    """The type that holds all of a value which was cast from fewer bits."""
+    if node.op != "call_function" or node.target is not aten._to_copy.default:
+        return None
+    source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+    return source if node.meta["val"].dtype in _EXACT_IN.get(source, ()) else None
+
+
+def _narrowed(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    with graph.inserting_after(node):
+        narrow = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    narrow.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+    return narrow
+
+
+def _widened_again(graph: fx.Graph, node: fx.Node, narrow: fx.Node) -> None:
+    """All who read the node read what is made of the narrow one instead."""
+    with graph.inserting_after(narrow):
+        wide = graph.call_function(aten._to_copy.default, (narrow,), {"dtype": node.meta["val"].dtype})
+    wide.meta = dict(node.meta)
+    for user in [user for user in node.users if user is not narrow]:
+        user.replace_input_with(node, wide)
 
 
 def _is_backward(node: fx.Node) -> bool:

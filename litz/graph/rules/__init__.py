@@ -11,7 +11,9 @@ from litz.graph.rules.attention_training import ATTENTION_TRAINING
 from litz.graph.rules.conv_bn import CONV_BN
 from litz.graph.rules.conv_bn_pre_grad import CONV_BN_PRE_GRAD
 from litz.graph.rules.gpu import GPU
+from litz.graph.rules.loss import LOSS
 from litz.graph.rules.noop import NOOP
+from litz.graph.rules.padding import PADDING
 from litz.graph.rules.softmax import SOFTMAX
 from litz.graph.rules.softmax_pre_grad import SOFTMAX_PRE_GRAD
 from litz.graph.rules.split_cat import SPLIT_CAT
@@ -22,16 +24,18 @@ _ATTENTION_PRE_GRAD: Rules = ATTENTION_PRE_GRAD + ATTENTION_MASKS_PRE_GRAD
 PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + _ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
 JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX + CONV_BN
 POST_GRAD: Rules = NOOP + GPU
+# Of the whole step, by device: sets of rules, one after the other.
+FOR_TARGET: dict[str, tuple[Rules, ...]] = {"cpu": (), "cuda": (PADDING, LOSS)}
 
 SUBJECTS: dict[str, Rules] = {
     "activation": ACTIVATION,
     "attention": ATTENTION + ATTENTION_TRAINING + _ATTENTION_PRE_GRAD,
     "conv_bn": CONV_BN + CONV_BN_PRE_GRAD,
-    "gpu": GPU,
+    "gpu": GPU + LOSS + PADDING,
     "noop": NOOP,
     "softmax": SOFTMAX + SOFTMAX_PRE_GRAD,
     "split_cat": SPLIT_CAT + SPLIT_CAT_PRE_GRAD,
     "unique_index": UNIQUE_INDEX,
 }
 
-__all__ = ["ATTENTION_TRAINING", "GPU", "JOINT", "POST_GRAD", "PRE_GRAD", "SUBJECTS"]
+__all__ = ["ATTENTION_TRAINING", "FOR_TARGET", "GPU", "JOINT", "NOOP", "POST_GRAD", "PRE_GRAD", "SUBJECTS"]

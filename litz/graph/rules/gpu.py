@@ -1,73 +1,26 @@
 """Rules that pay on GPUs only; each checks the device of the tensors it would touch.
 
-In: a functional ATen graph. Out: the same with matrix products of odd sizes padded to what tensor cores
-take, and linear layers whose result is transposed at once computed transposed.
+In: a functional ATen graph. Out: the same with activations as part of the product in front of them, and linear layers
+whose result is transposed at once computed transposed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import fx
 
+from litz.graph.alias import is_view
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, rule
 
 aten = torch.ops.aten
 
-_MULTIPLE = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
-_LEAST_WORK = 1 << 24  # multiplications below which padding costs more than it saves
-
 
 def on_gpu(match: Match) -> bool:
     return match.root.meta["val"].device.type == "cuda"
-
-
-def _padding(match: Match, a: Any, b: Any) -> tuple[int, int, int] | None:
-    """What to add to rows, inner size and columns, or None if nothing or not worth it."""
-    x, y = a.meta["val"], b.meta["val"]
-    m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
-    multiple = _MULTIPLE.get(x.dtype)
-    if multiple is None or m * k * n < _LEAST_WORK:
-        return None
-    missing = tuple(-size % multiple for size in (m, k, n))
-    return missing if any(missing) else None  # type: ignore[return-value]
-
-
-def _padded(match: Match, node: Any, rows: int, columns: int) -> Any:
-    return (
-        node if not rows and not columns else match.call(aten.constant_pad_nd.default, node, [0, columns, 0, rows], 0)
-    )
-
-
-def _cut(match: Match, node: Any, rows: int, columns: int) -> Any:
-    rank = node.meta["val"].dim()
-    for dim, extra in ((rank - 2, rows), (rank - 1, columns)):
-        if extra:
-            node = match.call(aten.slice.Tensor, node, dim, 0, node.meta["val"].shape[dim] - extra)
-    return match.call(aten.clone.default, node, memory_format=torch.contiguous_format) if rows or columns else node
-
-
-@rule(call((aten.mm.default, aten.bmm.default), Arg("a"), Arg("b"), users=ANY), extra_check=on_gpu)
-def pad_mm(match: Match) -> Any:
-    missing = _padding(match, match["a"], match["b"])
-    if missing is None:
-        return None
-    m, k, n = missing
-    product = match.call(match.root.target, _padded(match, match["a"], m, k), _padded(match, match["b"], k, n))
-    return _cut(match, product, m, n)
-
-
-@rule(call(aten.addmm.default, Arg("bias"), Arg("a"), Arg("b"), users=ANY), extra_check=on_gpu)
-def pad_addmm(match: Match) -> Any:
-    missing = _padding(match, match["a"], match["b"])
-    bias = match["bias"].meta["val"]
-    if missing is None or bias.dim() != 1:
-        return None
-    m, k, n = missing
-    longer = match.call(aten.constant_pad_nd.default, match["bias"], [0, n], 0) if n else match["bias"]
-    product = match.call(aten.addmm.default, longer, _padded(match, match["a"], m, k), _padded(match, match["b"], k, n))
-    return _cut(match, product, m, n)
 
 
 _LINEAR = call(
@@ -109,4 +62,54 @@ def linear_permute(match: Match) -> Any:
     return match.call(aten.baddbmm.default, bias, w, turned)
 
 
-GPU: Rules = (pad_mm, pad_addmm, linear_permute)
+# -- activations ------------------------------------------------------------------------------------
+_ACTIVATIONS = (aten.relu.default, aten.gelu.default)
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+# What reads all of a tensor from memory, however it was made.
+_READS_MEMORY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default}
+
+
+@rule(call(_ACTIVATIONS, Arg("x"), ..., users=ANY), extra_check=on_gpu, any_size=True)
+def activation_in_product(match: Match) -> Any:
+    """What the library does on its way to memory would be a kernel of its own: unless one of ours reads it, which
+    computes it for nothing."""
+    is_gelu, product = match.root.target is aten.gelu.default, _product_in_front(match["x"])
+    if product is None or not _is_taken(product, match.root):
+        return None
+    if is_gelu and match.root.kwargs.get("approximate") != "tanh":
+        return match.miss("the library has the approximation of gelu by tanh alone")
+    if not all(_reads_memory(reader) for reader in readers(match.root)):
+        return match.miss("a kernel that reads it computes it as well")
+    done = match.call(aten._addmm_activation.default, *product.args, use_gelu=is_gelu)
+    return match.call(aten.view.default, done, list(match.root.meta["val"].shape))
+
+
+def _product_in_front(node: Any) -> fx.Node | None:
+    """The product that the node is, perhaps in another shape, if nobody else reads it."""
+    while isinstance(node, fx.Node) and node.target in _VIEWS and len(node.users) == 1:
+        node = node.args[0]
+    found = isinstance(node, fx.Node) and node.target is aten.addmm.default and len(node.users) == 1
+    return node if found and not node.kwargs else None
+
+
+def _is_taken(product: fx.Node, activation: fx.Node) -> bool:
+    """In float32 the library's gelu is coarser than float32 is."""
+    exact = activation.target is aten.relu.default and product.meta["val"].dtype == torch.float32
+    halves = product.meta["val"].dtype in (torch.bfloat16, torch.float16)
+    return (exact or halves) and product.args[0].meta["val"].dim() == 1  # type: ignore[union-attr]
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads the node, itself or through views."""
+    for user in node.users:
+        if is_view(user):
+            yield from readers(user)
+        else:
+            yield user
+
+
+def _reads_memory(reader: fx.Node) -> bool:
+    return reader.op == "output" or reader.target in _READS_MEMORY or "attention" in str(reader.target)
+
+
+GPU: Rules = (activation_in_product, linear_permute)
