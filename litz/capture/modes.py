@@ -22,7 +22,7 @@ class Modes(NamedTuple):
     default_dtype: torch.dtype
     deterministic: int  # 1: what is not warns, 2: it raises
     fills: bool  # memory that would be undefined, then
-    attention: tuple[bool, bool]  # whether it may be computed in one, or must not be in parts
+    attention: tuple[bool, ...]  # by which libraries it may be computed: flash, in parts, with little memory, cuDNN's
     library: bool  # whether oneDNN may be called
     precision: str  # of products in float32
 
@@ -56,7 +56,7 @@ class Modes(NamedTuple):
             "mode.forward": str(self.forward_mode),
             "mode.default": f"{self.default_dtype} {torch.get_default_device()}",
             "mode.deterministic": f"{self.deterministic}, fills {self.fills}",
-            "mode.attention": str(self.attention),
+            "mode.attention": f"{self.attention} in the order {torch._C._get_sdp_priority_order()}",
             "mode.library": f"{self.library} {self.precision}",
         }
 
@@ -71,7 +71,10 @@ def modes_now() -> Modes:
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_now(),
         torch.is_autocast_cache_enabled(), torch.autograd.forward_ad._current_level, torch.get_default_dtype(),
         torch.get_deterministic_debug_mode(), torch._C._get_deterministic_fill_uninitialized_memory(),
-        (torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()),
+        (
+            torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_cudnn_sdp_enabled(),
+        ),
         torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(),
     )  # fmt: skip
 
@@ -86,6 +89,8 @@ _OF_THE_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] =
     ),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 )
