@@ -63,6 +63,21 @@ def test_attention_is_called_from_native_code(masked: bool) -> None:
     assert not any("attention" in fallback.operator for fallback in made.report.fallbacks)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_written_out_over_any_size(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.view(x.shape[0], x.shape[1], 4, 64).transpose(1, 2) for x in (q, k, v))
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    given = {name: torch.randn(3, 40, 256, dtype=dtype) for name in "qkv"}
+    made = compile_for_gpu(attention, given, dynamic=True, moved="trace")
+    fused = made.forward.built.calls.get("aten::_scaled_dot_product_flash_attention", 0)
+    assert fused == int(dtype == torch.bfloat16)
+    assert len(made.forward.plan.sizes) >= 2
+
+
 def test_numbers_of_types() -> None:
     """As the shim itself has them."""
     library = ctypes.CDLL(torch_library())
