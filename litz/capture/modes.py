@@ -56,7 +56,7 @@ class Modes(NamedTuple):
             "mode.forward": str(self.forward_mode),
             "mode.default": f"{self.default_dtype} {torch.get_default_device()}",
             "mode.deterministic": f"{self.deterministic}, fills {self.fills}",
-            "mode.attention": str(self.attention),
+            "mode.attention": f"{self.attention} in the order {torch._C._get_sdp_priority_order()}",
             "mode.library": f"{self.library} {self.precision}",
         }
 
@@ -71,8 +71,10 @@ def modes_now() -> Modes:
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_now(),
         torch.is_autocast_cache_enabled(), torch.autograd.forward_ad._current_level, torch.get_default_dtype(),
         torch.get_deterministic_debug_mode(), torch._C._get_deterministic_fill_uninitialized_memory(),
-        (torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled(),
-         torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_cudnn_sdp_enabled()),
+        (
+            torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_cudnn_sdp_enabled(),
+        ),
         torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(),
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ def trace_example(function: Callable[..., Any], values: Sequence[Any], mode: Fak
     fakes = [_fake(t, mode) for t in tensors]
     # Its code is never run, so it need not be written.
     with mode, torch.no_grad(), _use_lazy_graph_module(True):
-        traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*fakes, *_symbols(fakes, mode))
+        traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*fakes, *_symbols([*fakes, *values], mode))
     return _cleaned(traced)
 
 
@@ -105,9 +105,11 @@ def jvp(function: Callable[..., Any], values: Sequence[Any], mode: FakeTensorMod
         return _cleaned(make_fx(dual)(*tensors, *tangents, *_symbols(tensors, mode)))
 
 
-def _symbols(tensors: Sequence[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
+def _symbols(values: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """What numbers known only at run time are made of, as inputs: tracing knows no symbol but those of its inputs."""
-    if not any(isinstance(size, torch.SymInt) for t in tensors for size in (*t.shape, *t.stride())):
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in (*tensor.shape, *tensor.stride())]
+    if not any(isinstance(number, SYMBOLIC) for number in (*sizes, *values)):
         return []
     env = mode.shape_env
     assert env is not None

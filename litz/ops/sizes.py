@@ -33,6 +33,16 @@ def symbolic_size(size: torch.SymInt) -> Expr:
     return expr(int(size)) if found is None else found
 
 
+def size_if_spelled(size: Any) -> Expr | None:
+    """The same, or None where there is no spelling: nothing is asked of the size."""
+    if isinstance(size, int):
+        return expr(int(size))
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return None
+    known = size.node.maybe_as_int()
+    return expr(known) if known is not None else _convert(size.node.expr, size.node.shape_env)
+
+
 def _is_one(node: Any) -> bool:
     """Whether a size that is computed is known to be 1, as where the trace had it broadcast, and Dynamo guards it."""
     if node.expr.is_Symbol or not node.has_hint() or node.hint != 1:

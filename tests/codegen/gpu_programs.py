@@ -67,13 +67,14 @@ def from_python(artifact: Artifact) -> Counter[str]:
 
 def compile_for_gpu(
     function: Callable[..., Any], inputs: Mapping[str, Any], *, training: bool = False, dynamic: bool = False,
-    **options: Any,
+    moved: str = "rewrite_joint", **options: Any,
 ) -> ForGpu:  # fmt: skip
+    """`moved`: the stage after which all is on the GPU. Rules that differentiate need it to be on the CPU."""
     module, given = captured(function, inputs, training, dynamic)
     write_out(module)
     lifted, held = lift_state(module)
     given = [*given, *held.values()]
-    ctx = Context(Options(after={"rewrite_joint": on_gpu}, **options), gpu_target())
+    ctx = Context(Options(after={moved: on_gpu}, **options), gpu_target())
     with torch.set_grad_enabled(training), as_if_on_gpu():
         compiled, backward = compile_to_data(lifted.forward, given, None, ctx, training)
     return ForGpu(compiled.forward, backward, ctx)

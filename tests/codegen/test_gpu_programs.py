@@ -56,10 +56,26 @@ def test_attention_is_called_from_native_code(masked: bool) -> None:
     kind = f"aten::_scaled_dot_product_{'efficient' if masked else 'flash'}_attention"
     assert forward.built.calls[kind] == 1 and backward.built.calls[f"{kind}_backward"] == 1
     assert from_python(forward).total() == 0
-    assert from_python(backward).keys() <= {"aten::embedding_dense_backward"}
+    python = {"aten::embedding_dense_backward"} | ({f"{kind}_backward"} if masked else set())
+    assert from_python(backward).keys() <= python
     handed = {n for item in forward.plan.items if isinstance(item.run, Native) for n in item.run.hands_over}
     assert len(handed) == 4  # the result, the logarithms of the sums, and the two numbers that random ones come from
     assert not any("attention" in fallback.operator for fallback in made.report.fallbacks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_written_out_over_any_size(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.view(x.shape[0], x.shape[1], 4, 64).transpose(1, 2) for x in (q, k, v))
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    given = {name: torch.randn(3, 40, 256, dtype=dtype) for name in "qkv"}
+    made = compile_for_gpu(attention, given, dynamic=True, moved="trace")
+    fused = made.forward.built.calls.get("aten::_scaled_dot_product_flash_attention", 0)
+    assert fused == int(dtype == torch.bfloat16)
+    assert len(made.forward.plan.sizes) >= 2
 
 
 def test_numbers_of_types() -> None:

@@ -21,13 +21,14 @@ from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, is_symbolic, rule
 from litz.graph.rules.attention_mask import Masking, choose_mask, contiguous_rows, known_mask, zero_where
 from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
-from litz.graph.sizes import as_given, may_be_under
+from litz.graph.sizes import as_given, may_be_under, size_of
 
 aten = torch.ops.aten
 
 # With fewer scores than fill a vector the operator does not see that all of a row are NaN, and has zeros for it, as if
 # there were no keys.
 LANES = 16
+FLASH_GPU = aten._scaled_dot_product_flash_attention.default
 _FLASH_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
@@ -78,10 +79,27 @@ def _fuse(match: Match, found: Attention) -> Any:
 def _for_all_sizes(match: Match, given: list[Any]) -> Any:
     """The fused operator itself: tracing would ask the sizes questions to choose it."""
     q, k, v, total, causal, scale = given
-    if q.meta["val"].device.type != "cpu":
-        return match.miss("its sizes are symbolic")
-    both = match.call(FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
-    return _of_numbers(match, match.call(operator.getitem, both, 0), q, k)
+    why = why_not_for_all_sizes(q.meta["val"], total)
+    if why is not None:
+        return match.miss(why)
+    if q.meta["val"].device.type == "cpu":
+        several = match.call(FLASH_CPU, q, k, v, 0.0, causal, attn_mask=total, scale=scale)
+    else:
+        several = match.call(FLASH_GPU, q, k, v, 0.0, causal, False, scale=scale)
+    return _of_numbers(match, match.call(operator.getitem, several, 0), q, k)
+
+
+def why_not_for_all_sizes(q: torch.Tensor, mask: Any) -> str | None:
+    """What stands in the way of calling a fused operator without asking sizes which one; None if nothing does."""
+    if q.device.type == "cpu":
+        return None
+    if mask is not None:
+        return "its sizes are symbolic, and it has a mask"
+    head = size_of(q.shape[-1])
+    if q.dtype not in (torch.bfloat16, torch.float16) or not isinstance(head, int) or head % 8 or head > 256:
+        return "its sizes are symbolic, and flash attention may not take its type or its heads"
+    usable = torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.is_flash_attention_available()
+    return None if usable else "its sizes are symbolic, and there is no flash attention"
 
 
 def _of_numbers(match: Match, out: fx.Node, q: fx.Node, k: fx.Node) -> Any:

@@ -276,7 +276,7 @@ def proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: to
     """The same of a mask whose elements are known."""
     if mask.fill is not None:
         visible = compact.logical_not() if mask.inverted else compact.to(torch.bool)
-        hidden = mask.fill <= _HIDDEN or (mask.fill <= -65504 and dtype == torch.float16)
+        hidden = hides(mask.fill, dtype)
     else:
         visible = compact == 0
         if bool(visible.all()):
@@ -286,6 +286,11 @@ def proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: to
     if bool(visible.all()):
         return "nothing"
     return "causal" if hidden and is_causal(visible, queries, keys) else "some"
+
+
+def hides(fill: float, dtype: torch.dtype) -> bool:
+    """Whether such a score leaves nothing of a key."""
+    return fill <= _HIDDEN or (fill <= -65504 and dtype == torch.float16)
 
 
 def leaves_a_key(match: Match, mask: Mask) -> bool:

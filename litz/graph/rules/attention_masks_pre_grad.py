@@ -5,7 +5,8 @@ In: a torch-level graph. Out: the same, where a mask that hides nothing is gone,
 while the graph is traced, as eager does; all of them refuse a mask that is repeated along its rows, as those of
 `transformers` are, and what is left then builds all the scores in float32.
 
-What a mask is made of is traced by itself, and its elements are known where they depend on sizes alone.
+What a mask is made of is traced by itself, and its elements are known where they depend on sizes alone: by evaluating
+them, or, where sizes vary, as a formula.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from litz.graph.elements import ALWAYS, Choice, Element, Elements, Truth, negated, positions
 from litz.graph.mutation import mutates
 from litz.graph.pattern import ANY, call
 from litz.graph.rewrite import Match, Rules, rule
-from litz.graph.rules.attention_mask import proved
+from litz.graph.rules.attention_mask import hides, proved
 from litz.graph.rules.attention_read import Mask, shape
 from litz.graph.rules.gpu import on_gpu
 from litz.graph.trace_example import trace_example
@@ -49,14 +51,35 @@ def _kind(match: Match, mask: fx.Node, query: fx.Node, key: fx.Node) -> str:
     """As of `known_mask`. Every layer asks about the same mask."""
     known, proofs = (mask, shape(query)[-2], shape(key)[-2], query.meta["val"].dtype), match.constants.proofs
     if known not in proofs:
-        compact = _compact(match, mask)
-        boolean = mask.meta["val"].dtype == torch.bool
-        read = Mask(mask, 1.0, shape(query)[:2], fill=float("-inf") if boolean else None)
-        proofs[known] = "some" if compact is None else proved(compact, read, *known[1:])
+        traced, result = _traced(match, mask) or (None, None)
+        compact = None if traced is None or result is None else Constants(traced).compact(result)
+        if compact is not None:
+            boolean = mask.meta["val"].dtype == torch.bool
+            read = Mask(mask, 1.0, shape(query)[:2], fill=float("-inf") if boolean else None)
+            proofs[known] = proved(compact, read, *known[1:])
+        else:
+            proofs[known] = "some" if traced is None or result is None else _read(traced, result, known[-1])
     return proofs[known]
 
 
-def _compact(match: Match, mask: fx.Node) -> torch.Tensor | None:
+def _read(traced: fx.GraphModule, mask: fx.Node, dtype: torch.dtype) -> str:
+    """The same of a mask over sizes known only at run time, by the formula of its elements."""
+    element: Element | None = Elements(traced).of(mask)
+    place = positions(mask.meta["val"])
+    if isinstance(element, Choice):
+        added = (element.this, element.other)
+        if 0.0 not in added or not hides(min(added), dtype):
+            return "some"
+        element = element.when if element.this == 0 else negated(element.when)
+    if not isinstance(element, Truth) or place is None or len(place) < 2:
+        return "some"
+    if element == ALWAYS:
+        return "nothing"
+    return "causal" if element == Truth(frozenset({place[-2] - place[-1]})) else "some"
+
+
+def _traced(match: Match, mask: fx.Node) -> tuple[fx.GraphModule, fx.Node] | None:
+    """What the mask is made of, as a graph of its own, and the mask there."""
     own = _ancestors(mask)
     if any(mutates(node) or any(mutates(user) for user in node.users) for node in own):
         return None
@@ -78,7 +101,7 @@ def _compact(match: Match, mask: fx.Node) -> torch.Tensor | None:
     traced = trace_example(function, [node.meta.get("val") for node in inputs], match.editor.mode)
     (output,) = (n for n in traced.graph.nodes if n.op == "output")
     result: Any = output.args[0]
-    return Constants(traced).compact(result) if isinstance(result, fx.Node) else None
+    return (traced, result) if isinstance(result, fx.Node) else None
 
 
 def _ancestors(node: fx.Node) -> list[fx.Node]:

@@ -19,7 +19,16 @@ from torch import fx
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, identity, is_symbolic, metadata, rule
-from litz.graph.rules.attention import FLASH_CPU, LANES, batch_and_heads, nan_for, perhaps_empty, unfit
+from litz.graph.rules.attention import (
+    FLASH_CPU,
+    FLASH_GPU,
+    LANES,
+    batch_and_heads,
+    nan_for,
+    perhaps_empty,
+    unfit,
+    why_not_for_all_sizes,
+)
 from litz.graph.rules.attention_mask import Weighted, choose_mask, lost_where, zero_where
 from litz.graph.rules.attention_read import Attention, NoAttention, read, shape
 from litz.graph.sizes import as_given, may_be_under
@@ -108,8 +117,9 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
     causal, names, safe = masking.causal, tuple(parts), found.is_safe
     scale, result = found.scale, shape(match.root)
     any_size = is_symbolic(found.q.meta["val"]) or is_symbolic(found.k.meta["val"])
-    if any_size and found.q.meta["val"].device.type != "cpu":
-        match.miss("its sizes are symbolic", found.softmax)
+    why = why_not_for_all_sizes(found.q.meta["val"], parts.get("bias")) if any_size else None
+    if why is not None:
+        match.miss(why, found.softmax)
         return None
 
     def function(q: Any, k: Any, v: Any, *given: Any) -> Any:
@@ -119,7 +129,9 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
         v = _in_rows(v.reshape(as_given((*lead, keys, size))))
         if "alike" in mask:
             q = zero_where(q, mask["alike"])
-        if any_size:  # the operator itself: choosing it would ask the sizes questions
+        if any_size and q.device.type != "cpu":
+            out = FLASH_GPU(q, k, v, 0.0, causal, False, scale=scale)[0]
+        elif any_size:  # the operator itself: choosing it would ask the sizes questions
             out, _ = FLASH_CPU(q, k, v, 0.0, causal, attn_mask=mask.get("bias"), scale=scale)
         else:
             attend = torch.nn.functional.scaled_dot_product_attention

@@ -37,7 +37,7 @@ def log_softmax_again(match: Match) -> Any:
     if not x.meta["val"].dim() or escapes(match.root) or not _is_of_a_loss(match.root):
         return None
     narrow = _before_cast(match, x)
-    if is_seen(narrow):
+    if is_seen(narrow) and any(_is_read_in_backward(user) for user in match.root.users):
         if narrow.meta["val"].dtype == match.root.meta["val"].dtype:
             return None  # as many bytes would be kept
         # The user may write to it before the backward runs, which is to be of what it is now.
@@ -51,6 +51,10 @@ def log_softmax_again(match: Match) -> Any:
     for node in (shifted, exponentials, logarithms, result):
         node.meta[COMPUTED_AGAIN] = True
     return result
+
+
+def _is_read_in_backward(node: fx.Node) -> bool:
+    return node.target in (aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
 
 
 def _is_of_a_loss(node: fx.Node) -> bool:
