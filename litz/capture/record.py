@@ -31,6 +31,7 @@ from litz.graph.alias import CHECKS, base, is_view
 from litz.graph.eager_strides import as_eager_lays_out, eager_strides
 from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
+from litz.ops.registry import LOWERINGS
 
 aten = torch.ops.aten
 
@@ -125,7 +126,7 @@ class Recorder(TorchDispatchMode):
                 result = rewritten(*args, **kwargs)
             if result is not NotImplemented:
                 return self._laid_out(func, args, result)
-        if _is_composite(func):
+        if _is_composite(func) and not (func in LOWERINGS and _has_own_kernel(func, _device_of(args))):
             # Reached from a decomposition, below the place where eager takes it apart.
             with self:
                 return func.decompose(*args, **kwargs)
@@ -303,6 +304,17 @@ def _any_lazy(value: Any) -> bool:
 @lru_cache(maxsize=None)
 def _is_composite(func: Any) -> bool:
     return func.namespace != "prim" and func._can_decompose()
+
+
+@lru_cache(maxsize=None)
+def _has_own_kernel(func: Any, device: str) -> bool:
+    """Whether eager, on that device, does not take the operator apart."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _device_of(args: Sequence[Any]) -> str:
+    return next((x.device.type for x in args if isinstance(x, torch.Tensor)), "")
 
 
 def _is_called(code: CodeType) -> bool:

@@ -132,17 +132,19 @@ class Recorder:
                     failure = error
                 graph.capture_end()
             except Exception as error:
-                self._mend(graph, pool, failure or error)
+                self._mend(stream, graph, pool, failure or error)
             finally:
                 torch._C._cuda_clearCublasWorkspaces()
         mine.wait_stream(aside)
         if failure is not None:
             graph.reset()
+            _pools.pop((self._index, stream), None)
             raise Uncapturable(_told(failure))
         _pools[self._index, stream] = pool
         return Graph(graph, pool), made
 
-    def _mend(self, graph: torch.cuda.CUDAGraph, pool: Pool, error: Exception) -> None:
+    def _mend(self, stream: int, graph: torch.cuda.CUDAGraph, pool: Pool, error: Exception) -> None:
+        _pools.pop((self._index, stream), None)  # the allocator may still think that it serves a capture with it
         _broken.setdefault(self._index, []).append((graph, pool))
         mend_after_capture(graph, self._index, pool.handle)
         raise Uncapturable(f"the capture broke off: {_told(error)}") from error

@@ -82,8 +82,8 @@ def test_machine_code_is_loaded_as_it_is(loads: list[Kernels]) -> None:
 def test_ptx_alone_is_enough(monkeypatch: pytest.MonkeyPatch, loads: list[Kernels]) -> None:
     begin = Executable.__init__
 
-    def without(self: Executable, artifact: Artifact) -> None:
-        begin(self, replace(artifact, kernels=tuple(GpuCode(kernel.ptx) for kernel in artifact.kernels)))
+    def without(self: Executable, artifact: Artifact, *rest: Any) -> None:
+        begin(self, replace(artifact, kernels=tuple(GpuCode(kernel.ptx) for kernel in artifact.kernels)), *rest)
 
     monkeypatch.setattr(Executable, "__init__", without)
     x = torch.randn(64, 999, device="cuda")
