@@ -14,7 +14,7 @@ from litz.loop.expr import ONE
 from litz.loop.ir import Call, Kernel, Load, Program, Reduce, Store, View
 from tests.codegen import emulate
 from tests.codegen.emulate import run_function
-from tests.codegen.gpu_programs import gpu_programs
+from tests.codegen.scheduled_for_gpu import gpu_programs
 
 CUDA = shim.DEVICES["cuda"]
 
