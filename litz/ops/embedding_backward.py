@@ -22,6 +22,7 @@ aten = torch.ops.aten
 
 _CROWD = 16  # places that take a row, beyond which it is summed in shares
 _MOST_SHARES = 64
+_SORTED = 3072  # places beyond which eager sorts them first, so that its sums are the more exact ones
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -33,6 +34,8 @@ def embedding_dense_backward(
     if at_once and rounds and is_large and not scale_grad_by_freq:
         return _summed_where_taken(b, fake, grad, indices, padding)
     shares = _shares(fake, indices) if at_once else 1
+    if at_once and not rounds and shares == 1 and numel(indices.sizes).hint > _SORTED:
+        return NotImplemented  # a row that many took would be added up one by one
     made = started(b, fake, 0, dtype) if shares == 1 else _started_in_shares(b, fake, shares, dtype)
     table = View(made.buffer, dtype, sizes_of(fake), made.strides[-2:])
     if scale_grad_by_freq:
