@@ -52,6 +52,13 @@ class GpuPlan:
         return self.block // self.rows.team
 
     @property
+    def abreast(self) -> int | None:
+        """Blocks that must have room on a multiprocessor: while one with long rows adds up, another loads."""
+        if self.rows.packed is None or self.rows.copies * self.rows.lanes <= _ROW_VALUES:
+            return None
+        return max(1, _MOST_THREADS // self.block)
+
+    @property
     def grid(self) -> Expr:
         return (self.units + (self.teams - 1)) // self.teams
 

@@ -289,7 +289,8 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
             _Rewriting.shared_cells,
         ),
         (
-            r'define ptx_kernel void @\w+\((?P<parameters>.*)\) nounwind "nvvm.maxntid"="(?P<threads>\d+)" {$',
+            r'define ptx_kernel void @\w+\((?P<parameters>.*)\) nounwind "nvvm.maxntid"="(?P<threads>\d+)"'
+            r'(?: "nvvm.minctasm"="\d+")? {$',
             _Rewriting.define,
         ),
         (r"entry:$", _Rewriting.entry),

@@ -102,7 +102,7 @@ class _RowFunction(GpuFunction):
                     self.rows.row()
                 else:
                     self._piece(w.mul(piece, str(rows.step * rows.copies)))
-        return self.finish(plan.grid, plan.block)
+        return self.finish(plan.grid, plan.block, plan.abreast)
 
     def _bind(self) -> str:
         """The row that the unit is of, and which piece of it."""

@@ -44,12 +44,14 @@ class GpuFunction:
         made.sizes = {size: f"%s{i}" for i, size in enumerate(self.sizes)}
         return made
 
-    def finish(self, blocks: Expr, threads: int) -> Grid:
+    def finish(self, blocks: Expr, threads: int, abreast: int | None = None) -> Grid:
+        """`abreast`: blocks that must have room on a multiprocessor, which bounds the registers of a thread."""
         self.w.emit("ret void")
         # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
         parameters = [f"{'double' if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
         parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
-        self.w.define(self.name, ", ".join(parameters), "ptx_kernel void", f'nounwind "nvvm.maxntid"="{threads}"')
+        bounds = f'"nvvm.maxntid"="{threads}"' + ("" if abreast is None else f' "nvvm.minctasm"="{abreast}"')
+        self.w.define(self.name, ", ".join(parameters), "ptx_kernel void", f"nounwind {bounds}")
         return Grid(self.name, self.used, blocks, threads)
 
     def _held(self, position: int) -> str:
