@@ -15,6 +15,7 @@ from benchmarks.gpu_kernels import JUDGED
 from benchmarks.gpu_models import MASKED, NO_MASK, Contender, contenders, make, measure_model, rows, without_masks
 from benchmarks.gpu_profile import profile
 from litz.debug.named_kernels import NamedKernels
+from litz.report import HISTORY
 from litz.target import GpuTarget, detect
 
 
@@ -151,6 +152,8 @@ def test_who_takes_part() -> None:
 
 
 def test_a_row_is_measured() -> None:
+    HISTORY.clear()  # a row has a process of its own
+
     def broken(model: Any) -> Any:
         raise RuntimeError("no such compiler")
 
