@@ -50,13 +50,15 @@ def test_after_scheduling(program: Program) -> None:
 
 
 # -- rows -----------------------------------------------------------------------------------------
-def softmax(rows: int | str, columns: int | str, dtype: str, sizes: str = "") -> Program:
-    size = f"{rows}*{columns}" if sizes else str(int(rows) * int(columns))
+def softmax(rows: int | str, columns: int | str, dtype: str, sizes: str = "", apart: int | None = None) -> Program:
+    """`apart`: from one row to the next, where they do not touch."""
+    step = columns if apart is None else apart
+    size = f"{rows}*{columns}" if sizes else str(int(rows) * int(step))
     return parse_program(f"""{sizes}program(x: {dtype}[{size}]) -> (y: {dtype}[{size}])
 buffer y: {dtype}[{size}] output
 kernel k
   for i0 < {rows} parallel, r0 < {columns} reduce:
-    v0: {dtype} = load x[{columns}*i0 + r0]
+    v0: {dtype} = load x[{step}*i0 + r0]
     v1: f32 = cast v0
     v2: f32 = reduce max v1
     v3: f32 = sub v1, v2
@@ -64,7 +66,7 @@ kernel k
     v5: f32 = reduce sum v4
     v6: f32 = div v4, v5
     v7: {dtype} = cast v6
-    store y[{columns}*i0 + r0] = v7
+    store y[{step}*i0 + r0] = v7
 """)
 
 
@@ -91,21 +93,7 @@ def test_columns_of_every_plan() -> None:
 @pytest.mark.parametrize(("columns", "apart"), [(257, 264), (1001, 1008), (50257, 50264)])
 def test_rows_whose_last_vector_is_cut(columns: int, apart: int, dtype: str) -> None:
     """Rows that lie at multiples of a vector's width, and end between them."""
-    x = torch.randn(2 * apart).to(to_torch(dtype))
-    program = parse_program(f"""program(x: {dtype}[{2 * apart}]) -> (y: {dtype}[{2 * apart}])
-buffer y: {dtype}[{2 * apart}] output
-kernel k
-  for i0 < 2 parallel, r0 < {columns} reduce:
-    v0: {dtype} = load x[{apart}*i0 + r0]
-    v1: f32 = cast v0
-    v2: f32 = reduce max v1
-    v3: f32 = sub v1, v2
-    v4: f32 = exp v3
-    v5: f32 = reduce sum v4
-    v6: f32 = div v4, v5
-    v7: {dtype} = cast v6
-    store y[{apart}*i0 + r0] = v7
-""")
+    x, program = torch.randn(2 * apart).to(to_torch(dtype)), softmax(2, columns, dtype, apart=apart)
     (kernel,) = program.steps
     assert isinstance(kernel, Kernel) and plan_for_gpu(kernel).rows.lanes > 1
     run(program, [x], rtol=1e-5, atol=1e-9)
