@@ -207,7 +207,8 @@ class _CallWriter:
         """A handle on none, which an operator takes that was traced with None for a tensor; released after the call."""
         cell = self.w.slot("ptr", 8)
         self.module.declare("declare i32 @aoti_torch_new_uninitialized_tensor(ptr)")
-        self.w.emit(f"call i32 @aoti_torch_new_uninitialized_tensor(ptr {cell})")
+        status = self.w.let(f"call i32 @aoti_torch_new_uninitialized_tensor(ptr {cell})")
+        self.stop_if(self.w.let(f"icmp ne i32 {status}, 0"), OPERATOR_FAILED)
         handle = self.w.let(f"load ptr, ptr {cell}")
         self.handles.append(handle)
         return handle
