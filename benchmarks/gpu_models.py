@@ -27,6 +27,7 @@ OF_IMAGES = ("vit", "resnet", "convnext")
 CONVOLUTIONS = ("resnet", "convnext")
 MASKED = ("bert", "vit")  # for which transformers makes a mask that hides nothing
 MODES = ("inference", "training", "one")
+_CLASSES = 1000  # of images. With two, the gradient of a bias is two numbers, and its largest error a matter of luck
 NO_MASK = "inductor, no mask"
 ROUNDS, STEPS = 7, 3
 GRADIENTS = 6  # that are compared, spread over the model
@@ -96,9 +97,9 @@ def _model(name: str, small: bool) -> tuple[torch.nn.Module, int | None]:
         return hf.ViTForImageClassification(config), None
     if name == "resnet":  # the 50 layers of it, unless told otherwise
         short = {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1]} if small else {}
-        return hf.ResNetForImageClassification(hf.ResNetConfig(**short)), None
+        return hf.ResNetForImageClassification(hf.ResNetConfig(num_labels=_CLASSES, **short)), None
     short = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2} if small else {}
-    return hf.ConvNextForImageClassification(hf.ConvNextConfig(**short)), None
+    return hf.ConvNextForImageClassification(hf.ConvNextConfig(num_labels=_CLASSES, **short)), None
 
 
 # -- contenders -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -65,6 +65,22 @@ def forgetting_fakes() -> Iterator[None]:
     finally:
         for key in list(remembered)[before:]:
             remembered.pop(key, None)
+
+
+@contextmanager
+def fakes_not_remembered(args: Iterable[Any]) -> Iterator[None]:
+    """What operators give for these fakes is found out anew in here, and not remembered."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    modes = {x.fake_mode for x in args if isinstance(x, FakeTensor)}
+    before = [(mode, mode.cache_enabled) for mode in modes]
+    try:
+        for mode in modes:
+            mode.cache_enabled = False
+        yield
+    finally:
+        for mode, enabled in before:
+            mode.cache_enabled = enabled
 
 
 def recompile_reason() -> str | None:
@@ -151,9 +167,10 @@ def leave_code(code: CodeType) -> None:
     set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
 
 
+@lru_cache(maxsize=1)
 def torch_library() -> str | None:
-    """Path of the library that holds ATen, SLEEF and the C shim."""
-    return _loaded_library("libtorch_cpu")
+    """Path of the library that holds ATen, SLEEF and the C shim, which is loaded for as long as there is torch."""
+    return _library("libtorch_cpu", _paths_in_memory())
 
 
 def torch_exports(function: str) -> bool:
@@ -166,13 +183,22 @@ def torch_exports(function: str) -> bool:
 
 def openmp_library() -> str | None:
     """Path of the OpenMP runtime torch itself uses, so that kernels share its threads."""
-    return _loaded_library("libgomp") or _loaded_library("libomp") or _loaded_library("libiomp5")
+    return _of_openmp(_paths_in_memory())
 
 
-def gpu_libraries() -> tuple[str, ...]:
-    """Paths of the driver and of the library that holds ATen's part for GPUs, where this process has them."""
-    found = (_loaded_library("libcuda", beside_torch=False), _loaded_library("libtorch_cuda", beside_torch=False))
-    return tuple(path for path in found if path is not None)
+def _of_openmp(loaded: Sequence[str]) -> str | None:
+    return next(filter(None, (_library(stem, loaded) for stem in ("libgomp", "libomp", "libiomp5"))), None)
+
+
+def called_libraries() -> list[str]:
+    """Paths of the libraries that generated code calls, of those that this process has: OpenMP's runtime, ATen, the
+    driver of GPUs, and ATen's part for them."""
+    loaded = _paths_in_memory()
+    found = (
+        _of_openmp(loaded), _library("libtorch_cpu", loaded),
+        _library("libcuda", loaded, beside_torch=False), _library("libtorch_cuda", loaded, beside_torch=False),
+    )  # fmt: skip
+    return [path for path in found if path is not None]
 
 
 def jit_linker_library() -> str | None:
@@ -181,7 +207,7 @@ def jit_linker_library() -> str | None:
     import importlib.util
     from pathlib import Path
 
-    loaded = _loaded_library("libnvJitLink", beside_torch=False)
+    loaded = _library("libnvJitLink", _paths_in_memory(), beside_torch=False)
     packages = importlib.util.find_spec("nvidia")
     if loaded is not None or packages is None:
         return loaded
@@ -190,20 +216,25 @@ def jit_linker_library() -> str | None:
     return str(max(found, key=lambda path: path.name)) if found else None
 
 
-def _loaded_library(stem: str, beside_torch: bool = True) -> str | None:
+def _paths_in_memory() -> list[str]:
+    """The files that are mapped into this process, each once. With a GPU in use there are thousands of mappings, so
+    whoever looks for several libraries asks once."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return list(dict.fromkeys(line[line.index("/") : -1] for line in maps if "/" in line))
+    except OSError:
+        return []  # no procfs on this system: look beside torch instead
+
+
+def _library(stem: str, loaded: Sequence[str], beside_torch: bool = True) -> str | None:
     import os
     from pathlib import Path
 
     import torch
 
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                path = line.rstrip("\n").rpartition(" ")[2]
-                if os.path.basename(path).startswith((stem + ".", stem + "-")):
-                    return path
-    except OSError:
-        pass  # no procfs on this system: look beside torch instead
+    for path in loaded:
+        if os.path.basename(path).startswith((stem + ".", stem + "-")):
+            return path
     if not beside_torch:
         return None
     for found in sorted((Path(torch.__file__).parent / "lib").glob(stem + "*")):

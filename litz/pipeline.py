@@ -16,10 +16,12 @@ from litz.capture.autograd import Absent
 from litz.capture.collector import COLLECTOR
 from litz.capture.joint import trace_joint
 from litz.capture.outputs import known
+from litz.capture.reach import refuse_reads_around_arguments
 from litz.codegen.llvm.build import Building
 from litz.codegen.llvm.render import render
 from litz.codegen.plan import host_plan
 from litz.context import Context
+from litz.graph.carry_numbers import carry_numbers
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.mincut import Split, split_by_minimum_cut
@@ -35,6 +37,7 @@ from litz.ops.lower import lower
 from litz.report import Built
 from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
+from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
@@ -60,6 +63,7 @@ def compile_to_data(
     """The function as data; and, where it is differentiable, how to come by its backward."""
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
+    joint = run("carry_numbers", ctx, carry_numbers, joint, ctx)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
     joint = run("rewrite_for_target", ctx, rewrite_for_target, joint, ctx)
     joint = run("replay_draws", ctx, replay_draws, joint, ctx)
@@ -109,6 +113,7 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     program = run("fuse", ctx, fuse, program, ctx)
     program = run("check_first", ctx, check_first, program)
     program = run("merge_axes", ctx, merge_axes, program)
+    program = run("accumulate", ctx, accumulate, program, ctx)
     program = run("split_reductions", ctx, split_reductions, program, ctx)
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
@@ -135,4 +140,7 @@ def trace(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool
 ) -> Joint:
     own = decompositions() | dict(ctx.options.decompositions or {})
-    return trace_joint(function, inputs, output_strides, own, training)
+    joint = trace_joint(function, inputs, output_strides, own, training)
+    if not ctx.target.reads_around_arguments:
+        refuse_reads_around_arguments(joint)
+    return joint

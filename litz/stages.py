@@ -26,9 +26,10 @@ from litz.runtime.graphs import Replays
 from litz.target import GpuTarget
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "rewrite_joint", "rewrite_for_target", "replay_draws", "lay_out", "split",
-    "rewrite_post_grad",
-    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "split_reductions", "join_small", "plan_memory",
+    "rewrite_pre_grad", "trace", "carry_numbers", "rewrite_joint", "rewrite_for_target", "replay_draws", "lay_out",
+    "split", "rewrite_post_grad",
+    "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "accumulate", "split_reductions", "join_small",
+    "plan_memory",
     "render", "build", "load",
 )  # fmt: skip
 AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on

@@ -115,9 +115,20 @@ class Target:
         return None
 
     @property
+    def looks_up(self) -> bool:
+        """Whether an instruction looks up 32 numbers in registers, one for each lane."""
+        return self.isa == "avx512"
+
+    @property
     def host_computes(self) -> bool:
         """Whether host functions do work of the program's, besides starting what does."""
         return True
+
+    @property
+    def joins_by_masks(self) -> bool:
+        """Whether what is put together out of parts is one kernel that looks up, for each element, whose it is, and
+        that its readers can join; or a copy of each part, without a question asked."""
+        return False
 
     @property
     def starts_are_dear(self) -> bool:
@@ -134,6 +145,16 @@ class Target:
         many of them a thread does side by side, where neighbours in memory are of different ones; none, where a
         reduction's own elements lie side by side."""
         return 1
+
+    def row_blocks(self, rows: int, length: int, width: int, sums: int) -> int | None:
+        """How many blocks of threads take rows in turn, each adding up so many sums down their columns; None where the
+        rows are walked by themselves, and the columns too. `width`: bytes of an element."""
+        return None
+
+    @property
+    def reads_around_arguments(self) -> bool:
+        """Whether arguments are always read where they lie, with what lies around them, and never from copies."""
+        return True
 
     @property
     def races_eager(self) -> bool:
@@ -173,6 +194,7 @@ class GpuTarget:
     processors: int
     level: int = 90
     threads_each: int = 2048  # that a processor has under way at most
+    shared_bytes: int = 227 << 10  # that the threads of a block may share
 
     arch = "nvptx64"
     device = "cuda"
@@ -188,7 +210,9 @@ class GpuTarget:
     accumulates_wide = False
     host_computes = False
     starts_are_dear = True
+    joins_by_masks = True
     cuts_sums_early = False
+    reads_around_arguments = False
     races_eager = True
 
     @property
@@ -204,6 +228,17 @@ class GpuTarget:
             found = min(_THREADS * self.processors * abreast // reductions, length // _LEAST_COLUMN)
         return found if found >= _FEWEST_PARTS else 1
 
+    def row_blocks(self, rows: int, length: int, width: int, sums: int) -> int | None:
+        if length < _LEAST_ACCUMULATED or rows < _LEAST_TURNS * self.processors or sums > _MOST_SUMS:
+            return None
+        at_a_time = _WARPS if length * width <= _WARP_ROW else 1
+        if length * (at_a_time * sums * _SUM_BYTES + _STAGED_BYTES) > self.shared_bytes - _SPARE_BYTES:
+            return None
+        taken = length * width * at_a_time  # bytes of rows that a block has
+        abreast = max(1, (_ABREAST + taken // 2) // taken)
+        blocks = min(self.processors * abreast, rows // _LEAST_TURNS)
+        return blocks * -(-rows // (blocks * _MOST_TURNS))  # a sum takes in so many numbers and no more
+
     def lanes(self, element_bytes: int) -> int:
         return self.vector_bytes // element_bytes
 
@@ -212,6 +247,7 @@ class GpuTarget:
             "target.gpu": self.cpu, "target.gpu_features": self.features, "target.processors": str(self.processors),
             "target.threads_each": str(self.threads_each),
             "target.gpu_level": str(self.level),
+            "target.shared_bytes": str(self.shared_bytes),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -222,6 +258,13 @@ class GpuTarget:
 # least.
 _BLOCKS, _THREADS = 4, 512
 _LEAST_ROW, _LEAST_COLUMN = 4096, 64
+# Rows whose columns are summed on the way: how long they are at least, how many a block takes at least and at most, and
+# how many sums there are at most.
+_LEAST_ACCUMULATED, _LEAST_TURNS, _MOST_TURNS, _MOST_SUMS = 256, 4, 512, 4
+# Bytes of a row that is a warp's, of which a block has so many; of all rows that a processor has under way; of a sum;
+# of a weight beside it; and of what else a block shares, vectors behind the end of a row included.
+_WARP_ROW, _WARPS, _ABREAST = 2048, 8, 24 << 10
+_SUM_BYTES, _STAGED_BYTES, _SPARE_BYTES = 4, 2, 5 << 10
 # Below these, two kernels in the place of one are not worth it.
 _SHORT, _FEWEST_PARTS = 128, 4
 
@@ -242,8 +285,9 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
         raise UnsupportedPlatform(f"{properties.name} has compute capability {level / 10}; Litz needs 8.0 or newer.")
     cpu = f"sm_{min(level, _NEWEST_GPU)}"
     return GpuTarget(
-        detect(threads), cpu, _PTX, properties.multi_processor_count, level, properties.max_threads_per_multi_processor
-    )
+        detect(threads), cpu, _PTX, properties.multi_processor_count, level,
+        properties.max_threads_per_multi_processor, properties.shared_memory_per_block_optin,
+    )  # fmt: skip
 
 
 def detect(threads: int | None = None) -> Target:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
 
 from benchmarks import figures, gpu_cold, lengths
 from benchmarks.models_more import bars, report
+from benchmarks.sampling import Sampler
 
 GOOD = {"eager": {"best_ms": 10.0, "error": 1e-6}, "litz": {"best_ms": 9.0, "error": 1.5e-6}, "control": {}}
 TRAINED = {
@@ -100,3 +102,17 @@ def test_where_a_first_call_goes() -> None:
     assert "bert, training: 0.25 of inductor (bar 0.3)" in text and "gpt2: - of inductor" in text
     assert "out of memory" in text and "did not find all in the cache" in text
     assert "1.25" in text  # in no stage
+
+
+def test_where_a_thread_was_seen() -> None:
+    def waits() -> None:
+        time.sleep(0.1)
+
+    with Sampler() as sampler:
+        waits()
+    found = sampler.found()
+    on_the_stack = {where.rpartition(" ")[2]: seconds for where, seconds in found["on the stack"]}
+    assert 0.05 < on_the_stack["waits"] <= on_the_stack["test_where_a_thread_was_seen"]
+    assert found["innermost lines"][0][0].endswith(" waits")
+    litz = {"imports": 0.5, "first": 3.0, "stages": {}, "profile": found}
+    assert "waits" in gpu_cold.report({"bert, inference": {"litz": litz}})

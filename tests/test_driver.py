@@ -109,7 +109,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from litz.runtime import driver
 
-    driver._cuda.cache_clear()
+    driver.cuda.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", missing)
     with pytest.raises(UnsupportedPlatform, match="there is no driver of one: libcuda"):
         Kernels([GpuCode(PTX)])

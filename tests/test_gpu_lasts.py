@@ -63,17 +63,19 @@ def test_a_gpu_as_torch_describes_it(
 ) -> None:
     major, minor = capability
     found = SimpleNamespace(
-        name="a GPU", major=major, minor=minor, multi_processor_count=100, max_threads_per_multi_processor=2048
-    )
+        name="a GPU", major=major, minor=minor, multi_processor_count=100,
+        max_threads_per_multi_processor=2048, shared_memory_per_block_optin=99 << 10,
+    )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     target = detect_gpu(0)
-    assert (target.cpu, target.level, target.processors) == (cpu, level, 100)
+    assert (target.cpu, target.level, target.processors, target.shared_bytes) == (cpu, level, 100, 99 << 10)
 
 
 def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(
-        name="an old GPU", major=7, minor=5, multi_processor_count=40, max_threads_per_multi_processor=2048
-    )
+        name="an old GPU", major=7, minor=5, multi_processor_count=40,
+        max_threads_per_multi_processor=2048, shared_memory_per_block_optin=48 << 10,
+    )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     with pytest.raises(UnsupportedPlatform, match=r"an old GPU has compute capability 7\.5; Litz needs 8\.0"):
         detect_gpu(0)

@@ -11,7 +11,7 @@ import pytest
 from litz.codegen.llvm.build import object_of
 from litz.errors import CompileError
 from litz.runtime.elf import ObjectFile
-from litz.runtime.link import Code, _address_of, _Engine
+from litz.runtime.link import Code, _addresses, _Engine
 from litz.runtime.load import Loaded, can_load
 from litz.target import detect
 
@@ -79,7 +79,7 @@ def test_all_lies_in_one_piece() -> None:
     files = [ObjectFile(made) for made in _objects()]
     if not can_load(files):
         pytest.skip("this processor's object files are left to LLVM's loader")
-    loaded = Loaded(files, _address_of)
+    loaded = Loaded(files, _addresses(files, {}))
     addresses = [loaded.address(name) for name in ("one", "other", "count", "zeros", "table", "across")]
     assert all(addresses)
     assert max(addresses) - min(addresses) < 1 << 20
@@ -104,7 +104,7 @@ def test_memory_is_given_back() -> None:
     files = [ObjectFile(made) for made in _objects()]
     if not can_load(files):
         pytest.skip("this processor's object files are left to LLVM's loader")
-    address = Loaded(files, _address_of).address("one")
+    address = Loaded(files, _addresses(files, {})).address("one")
     gc.collect()
     assert _rights_at(address) == ""
 

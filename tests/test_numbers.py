@@ -202,3 +202,30 @@ def test_a_number_that_is_asked_for_after_it_was_used() -> None:
     for t in (0.5, 0.6, 0.0, math.inf, math.nan):
         torch.testing.assert_close(compiled(x, t), function(x, t), equal_nan=True)
         assert litz.last_report().left_to_eager is None
+
+
+ODD = torch.tensor([0.0, -0.0, 1.0, -2.0, math.inf, -math.inf, math.nan])
+BY_VALUE: Cases = {
+    # Eager compares the number, and computes something else where it is one of these.
+    "roots": (lambda x, t: x**t, [(ODD, t) for t in (0.7, 0.5, -0.5, 2.0, -1.0)]),
+    "roots of halves": (lambda x, t: x.half() ** t, [(ODD, t) for t in (0.7, 0.5, -0.5)]),
+    "no product": (
+        lambda x, t: torch.addmv(x[:2] * 0.5, x[3:].view(2, 2), x[2:4], alpha=t, beta=t),
+        [(ODD, t) for t in (0.7, 0.0, -0.0, 1.0)],
+    ),
+    # These are asked for their value, and to a guard zeros are equal.
+    "padded with": (lambda x, t: F.pad(x, (1, 1), value=t), [(ODD, t) for t in (0.7, 0.0, -0.0, 0.0)]),
+    "minus zero first": (lambda x, t: F.pad(x, (1, 1), value=t), [(ODD, t) for t in (0.7, -0.0, 0.0, -0.0)]),
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_what_eager_does_for_some_numbers_alone(name: str) -> None:
+    torch._dynamo.reset()
+    function, cases = BY_VALUE[name]
+    compiled = torch.compile(function, backend="litz", dynamic=True)
+    for args in cases:
+        found, want = compiled(*args), function(*args)
+        torch.testing.assert_close(found, want, equal_nan=True)
+        assert torch.equal(found.signbit()[want == 0], want.signbit()[want == 0]), args[1]
+        assert litz.last_report().left_to_eager is None

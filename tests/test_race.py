@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -171,12 +172,14 @@ class _Takes(torch.autograd.Function):
 
 def test_what_is_slower_is_left_to_eager_and_said() -> None:
     contest = Contest(compiled=2.0, eager=1.0)
+    compiled = weakref.ref(contest.racing.compiled)
     with pytest.warns(UserWarning, match="left to eager: timed against eager"):
         for _ in range(20):
             contest.step()
     assert contest.ran[-5:] == [EAGER] * 5
     left = contest.ctx.report().left_to_eager
     assert left is not None and "2.000 ms" in left and "1.000" in left
+    assert compiled() is None  # nor does anyone keep the memory of its captured calls
 
 
 def test_what_is_faster_is_kept_and_said() -> None:

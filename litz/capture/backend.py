@@ -19,7 +19,7 @@ from litz.capture.leave import PerSize, left_to_eager, must_be_raised, warn_once
 from litz.capture.lift_state import lift_state
 from litz.capture.never_slower import never_slower
 from litz.capture.pieces import has_memory, piece_of
-from litz.capture.run_graph import as_written, turns_gradients_on
+from litz.capture.run_graph import as_written, of_forward_mode, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
@@ -27,6 +27,7 @@ from litz.context import Context
 from litz.errors import CaptureError, LoweringError, UnsupportedPlatform, source_of
 from litz.graph.sizes import varies
 from litz.loop.expr import NotConstant
+from litz.ops.sizes import known_float
 from litz.options import Options
 from litz.recall import Made, compile_or_recall
 from litz.report import Occasion
@@ -190,12 +191,23 @@ def _compile_for_all_sizes(
     try:
         with _gpu_of([*inputs, *_made(graph_module)]):
             compiled = compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
-            return never_slower(compiled, graph_module.forward, fakes, ctx)
+            return _but_for_minus_zero(never_slower(compiled, graph_module.forward, fakes, ctx), graph_module, fakes)
     except Exception as error:
         if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
             raise
         found = _cut_around(graph_module.forward, error, ctx)
         return PerSize(graph_module, error, ctx, _for_sizes) if found is None else found
+
+
+def _but_for_minus_zero(
+    compiled: Callable[..., Any], graph_module: fx.GraphModule, fakes: Sequence[Any]
+) -> Callable[..., Any]:
+    """A float that was asked for its value, and is zero, is 0.0 to whoever asked; to Dynamo's guard it is also -0.0."""
+    zeros = [place for place, fake in enumerate(fakes) if known_float(fake) == 0]
+    if not zeros:
+        return compiled
+    eager = as_written(graph_module.forward)
+    return lambda *args: (eager if any(args[place].signbit() for place in zeros) else compiled)(*args)
 
 
 def _for_sizes(function: Callable[..., Any], args: Sequence[Any], ctx: Context) -> Callable[..., Any]:
@@ -210,13 +222,16 @@ def _open_sizes(fakes: Sequence[Any]) -> int:
 
 
 def _eager_strides(graph_module: fx.GraphModule) -> list[tuple[Any, ...] | None]:
-    """The strides Dynamo saw each output have, which are eager's."""
+    """The strides Dynamo saw each output have, which are eager's. None of what forward mode gives: a tangent lies as
+    its primal does, whatever it was computed from, and where Dynamo's fake of that one lies otherwise than in eager,
+    nothing tells that the tangent's does too."""
+    derived = of_forward_mode(graph_module.graph)
     (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
     found: list[tuple[Any, ...] | None] = []
     values = output.args[0]
     for value in values if isinstance(values, (tuple, list)) else (values,):
         example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
-        found.append(tuple(example.stride()) if isinstance(example, torch.Tensor) else None)
+        found.append(tuple(example.stride()) if isinstance(example, torch.Tensor) and value not in derived else None)
     return found
 
 
@@ -227,13 +242,15 @@ def _not_compiled(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str | 
         if type(whole).__name__ == "DTensor":
             return "an input is a DTensor: what is spread over devices is not compiled"
         tensors = [t for t in tensors if t is not whole] + parts_of(whole)
-    devices = {t.device for t in (*tensors, *_made(graph_module))}
+    # A number of the host's may be beside tensors of a device: `graph/carry_numbers.py` looks at how it is used.
+    devices = {t.device for t in (*tensors, *_made(graph_module)) if t.device.type != "cpu" or t.dim() != 0}
     if len(devices) > 1:
         return f"tensors are on {' and '.join(sorted(map(str, devices)))}: a graph is compiled for one device"
-    for t in tensors:
-        why = _why_not_on(t.device)
+    for device in devices:
+        why = _why_not_on(device)
         if why is not None:
-            return f"an input is on {t.device}: {why}"
+            return f"a tensor is on {device}: {why}"
+    for t in tensors:
         if t.layout is not torch.strided or t.is_quantized or type(t) not in _PLAIN:
             return f"an input is a {type(t).__name__} of layout {t.layout}: only plain dense tensors are compiled"
     if any(_counts_from_storage(node) for node in graph_module.graph.nodes):

@@ -43,6 +43,10 @@ class Functional(FunctionalTensorMode):
             self._open_window(args[0])
         elif self._windows:
             self._refuse_writes(func, args)
+        if func is aten.cudnn_batch_norm.default and args[5]:
+            return self._batch_norm(*args, **(kwargs or {}))
+        if func is aten.native_dropout.default and _is_one(args[1]) and args[2] is not False:
+            return self._drop_all(args[0])
         if func is aten.bernoulli_.float and not args[0].is_contiguous():
             # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
             # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
@@ -52,8 +56,37 @@ class Functional(FunctionalTensorMode):
                 if along.is_contiguous():
                     along.bernoulli_(*args[1:], **(kwargs or {}))
                     return args[0]
+        if FunctionalTensor in types and _makes_new_values(func) and _is_called_plainly():
+            try:
+                values, named = _value(args), {name: _value(value) for name, value in (kwargs or {}).items()}
+            except _NoPlainValue:
+                pass
+            else:
+                return self._wrapped(func(*values, **named))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         return self._still_nothing(result) if _keeps_nothing(func, args) else result
+
+    def _wrapped(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return FunctionalTensor(torch._to_functional_tensor(value), self)
+        return type(value)(map(self._wrapped, value)) if isinstance(value, (tuple, list)) else value
+
+    def _batch_norm(
+        self, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+    ) -> Any:
+        """In training it updates its statistics, which its schema keeps quiet about: the same by one that says so."""
+        with self:
+            if mean is None:
+                made = aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+            else:
+                made = aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
+            return (*made, torch.empty(0, dtype=torch.uint8, device=x.device))
+
+    def _drop_all(self, x: Any) -> Any:
+        """`dropout` multiplies by zero where nothing is kept, and keeps signs and NaNs. Traced with torch's dispatcher
+        in Python it comes as this operator, whose kernel for GPUs writes zeros."""
+        with self:
+            return x * 0.0, torch.zeros_like(x, dtype=torch.bool)
 
     def _still_nothing(self, zeros: Any) -> Any:
         """As a tensor that is zero without memory, which forward mode makes for the tangent of what has none.
@@ -100,6 +133,47 @@ def unwrap(value: Any) -> Any:
     return torch._from_functional_tensor(value.elem)
 
 
+# -- what has nothing to make functional -----------------------------------------------------------
+class _NoPlainValue(Exception):
+    """Something among the arguments that is not just a functional tensor or a plain value."""
+
+
+@lru_cache(maxsize=None)
+def _makes_new_values(func: Any) -> bool:
+    """Whether it is one operator that takes tensors and gives new ones, writes to none and gives views of none: it can
+    be run on the values themselves, without all that PyTorch asks of operators first. Most calls are of such."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
+        return False
+    arguments, returns = func._schema.arguments, func._schema.returns
+    if any(a.alias_info is not None for a in (*arguments, *returns)) or func._can_decompose():
+        return False
+    if func is aten._to_copy.default:
+        return True  # PyTorch's own way with it is this one
+    key = torch._C.DispatchKey.Functionalize
+    own_way = key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return not own_way and any(isinstance(r.type, torch._C.TensorType) for r in returns)
+
+
+def _is_called_plainly() -> bool:
+    """Not within a transform, nor behind the dispatcher in Python: these have a say in what is called below."""
+    if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher):
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def _value(value: Any) -> Any:
+    if type(value) is FunctionalTensor:
+        found = unwrap(value)
+        if found.is_conj() or found.is_neg() or found._is_zerotensor():
+            raise _NoPlainValue  # what such a bit means is worked out by operators that know of it
+        return found
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_value, value))
+    if isinstance(value, torch.Tensor):
+        raise _NoPlainValue
+    return value
+
+
 def _has_no_gaps(tensor: torch.Tensor) -> bool:
     return is_dense(tensor, sorted(range(tensor.dim()), key=lambda d: (-likely(tensor.stride(d)), d)))
 
@@ -116,6 +190,10 @@ def _keeps_nothing(func: Any, args: Any) -> bool:
     if not isinstance(args[0], torch.Tensor) or not args[0]._is_zerotensor():
         return False
     return adds_nothing_of_varying_sizes() or all(isinstance(size, int) for size in args[0].shape)
+
+
+def _is_one(number: Any) -> bool:
+    return isinstance(number, (int, float)) and number == 1
 
 
 @lru_cache(maxsize=None)

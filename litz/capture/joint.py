@@ -11,7 +11,8 @@ our own; afterwards its nodes become inputs. So no run is spent on finding out w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,12 +20,18 @@ import torch
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from litz.capture.forward_mode import carries_tangents
 from litz.capture.overlap import bases_for
 from litz.capture.record import Recorder
+from litz.capture.repeated import Repeated, fake_like
 from litz.capture.subclasses import Forms, form_of, has_gradient, taken_apart
 from litz.capture.traced import Traced
 from litz.compat import forgetting_fakes
@@ -64,6 +71,7 @@ def trace_joint(
 def _run(tracer: Traced) -> Joint:
     inputs, recorder, training = tracer.given, tracer.recorder, tracer.training
     mode = symbolic_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True, shape_env=_ragged_sizes(tracer))
+    recorder.fake = Repeated(mode)
     random = torch.get_rng_state()
     try:
         with ExitStack() as stack:
@@ -72,9 +80,12 @@ def _run(tracer: Traced) -> Joint:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())  # which the other turned on
             apart = len(inputs) - len(tracer.bases)
-            fakes = [_fake(mode, x) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
+            shared = _shared_memory(inputs)
+            fakes = [_fake(mode, x, shared) if i < apart else _fresh(mode, x) for i, x in enumerate(inputs)]
             stack.callback(torch._C._autograd._saved_tensors_hooks_set_tracing, _hooks_off())
             stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it looks for NaNs, and there are no values
+            if mode.shape_env is None:
+                stack.enter_context(disable_fake_tensor_cache(mode))  # `Repeated` knows more, and asks once
             stack.enter_context(mode)
             # Composite operators in C++ (products, interpolation) ask symbolic sizes for their values.
             if symbolic_mode(inputs) is not None or _needs_dispatcher(tracer.function, training):
@@ -166,7 +177,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, torch.SymFloat) or (isinstance(value, torch.SymInt) and not value.node.is_nested_int())
 
 
-def _fake(mode: FakeTensorMode, value: Any) -> Any:
+def _shared_memory(inputs: Sequence[Any]) -> set[int]:
+    """Memory that several inputs lie in: their fakes lie in one piece of memory too."""
+    plain = [x for x in inputs if type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided]
+    counts = Counter(x.untyped_storage()._cdata for x in plain)
+    return {memory for memory, count in counts.items() if count > 1}
+
+
+def _fake(mode: FakeTensorMode, value: Any, shared: Collection[int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, FakeTensor) and value.fake_mode is mode:
@@ -179,6 +197,9 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     if value.is_inference():  # which its fake would be as well, and refuse to be written to
         return _fresh(mode, value)
+    plain = fake_like(mode, value)
+    if plain is not None and value.untyped_storage()._cdata not in shared:
+        return plain
     return mode.from_tensor(value.detach() if value.requires_grad else value, static_shapes=True)
 
 

@@ -46,7 +46,7 @@ class _Thread:
         )
 
     def restore(self) -> None:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.levels)
+        _leave_levels(self.levels)
         torch._C._functorch.set_inplace_requires_grad_allowed(self.requires_grad_in_place)
         if _is_dual_level_open() and not self.dual:
             torch._C._exit_dual_level(level=0)
@@ -63,6 +63,20 @@ class _Thread:
         while _autocasts() > self.autocasts:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
+
+
+def _leave_levels(down_to: int) -> None:
+    """Each by the function that undoes its own kind. The one function of torch's for all kinds takes two levels for one
+    (2.11)."""
+    functorch = torch._C._functorch
+    leave = {
+        functorch.TransformType.Grad: functorch._grad_decrement_nesting,
+        functorch.TransformType.Jvp: functorch._jvp_decrement_nesting,
+        functorch.TransformType.Vmap: functorch._vmap_decrement_nesting,
+        functorch.TransformType.Functionalize: functorch._func_decrement_nesting,
+    }
+    while functorch.get_dynamic_layer_stack_depth() > down_to:
+        leave[functorch.peek_interpreter_stack().key()]()
 
 
 def _is_dual_level_open() -> bool:
@@ -93,7 +107,7 @@ class Entered:
 
     def leave(self) -> None:
         for levels, mode in reversed(self._modes):
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)
+            _leave_levels(levels)
             mode.__exit__(None, None, None)
 
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from litz.capture.leave import warn_once
 from litz.capture.race import COMPILED, EAGER, Race, Verdict
-from litz.capture.run_graph import as_written
+from litz.capture.run_graph import as_written, as_written_once_called
 from litz.context import Context
 from litz.graph.sizes import likely, varies
 
@@ -92,7 +92,7 @@ class Racing:
     """One compiled function, and the user's own beside it, until one is chosen."""
 
     def __init__(self, compiled: Function, function: Function, inputs: Sequence[Any], ctx: Context, clock: Clock):
-        self.compiled, self.function, self.eager = compiled, function, as_written(function)
+        self.compiled, self.function, self.eager = compiled, function, as_written_once_called(function)
         self.ctx, self.clock, self.race = ctx, clock, Race()
         self._sizes = tuple(i for i, x in enumerate(inputs) if varies(x) or not isinstance(x, torch.Tensor))
         self._first_used = _in_order_of_use(function, len(inputs))
@@ -180,6 +180,8 @@ class Racing:
             trial.forget_hooks()
         self._pending = []
         self._chosen = _settled(verdict, self.compiled, self.function, self.ctx, "on its first calls")
+        if verdict.winner == EAGER:
+            self.compiled = self._chosen  # captured calls keep memory as long as their program is there
         _remember(verdict, self.ctx)
         if verdict.winner == COMPILED and verdict.eager is not None:
             _give_back_spare_memory(self.ctx)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,10 +44,15 @@ def classify(
     place: dict[int, int] = {}  # tensor -> its number among the results
 
     def own(out: torch.Tensor, owner: torch.Tensor, found: Output) -> Output:
-        """The output with a result of its own to be differentiated, unless autograd knows it as a view of the owner."""
-        if not out.requires_grad or _is_known_view(out, owner):
+        """The output with a result of its own to be differentiated, unless its gradient goes to the owner as that of a
+        view does, and nowhere else."""
+        if not out.requires_grad:
             return found
-        if out.is_conj() or out.is_neg() or owner.is_conj() or owner.is_neg():
+        steps, lazy = _steps_between(out, owner), out.is_conj() or out.is_neg() or owner.is_conj() or owner.is_neg()
+        known = steps is not None and not any(isinstance(step, BackwardCFunction) for step in steps)
+        if known and (lazy or not any(map(_gives_several, steps or ()))):
+            return found
+        if lazy:
             raise CaptureError("memory conjugated or negated by a bit has a backward of the user's own", stage="trace")
         results.append(out)
         return replace(found, through=len(results) - 1)
@@ -109,21 +115,24 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return not torch._C._functionalization.get_view_meta_sequence(tensor.elem)  # type: ignore[attr-defined]
 
 
-def _is_known_view(view: torch.Tensor, owner: torch.Tensor) -> bool:
-    """Whether the gradient of the view goes to its owner as that of a view does, and nowhere else."""
+def _steps_between(view: torch.Tensor, owner: torch.Tensor) -> list[Any] | None:
+    """The steps of autograd's that make the view of its owner, or None if it is no view of it to autograd."""
     owner = _root(owner)
     if _root(view) is not owner or not owner.requires_grad:
-        return False
-    end, todo, seen = owner.grad_fn, [view.grad_fn], set()
+        return None
+    end, todo, seen = owner.grad_fn, [view.grad_fn], []
     while todo:
         node = todo.pop()
         if node is None or node is end or node in seen:
             continue
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return False
-        seen.add(node)
+        seen.append(node)
         todo += [following for following, _ in node.next_functions]
-    return True
+    return seen
+
+
+def _gives_several(step: Any) -> bool:
+    """Whether it makes several views at once: their gradients are put side by side, and not added."""
+    return len(step._input_metadata) > 1
 
 
 def _output(kind: str, index: int, out: torch.Tensor) -> Output:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -25,10 +26,11 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from litz.compat import ReplayTable
+from litz.capture.repeated import Repeated
+from litz.compat import ReplayTable, fakes_not_remembered
 from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS, base, is_view
-from litz.graph.eager_strides import as_eager_lays_out, eager_strides
+from litz.graph.eager_strides import eager_strides
 from litz.graph.module import graph_module
 from litz.graph.sizes import sizes_as_arguments
 from litz.ops.registry import LOWERINGS
@@ -41,6 +43,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]):
         super().__init__()
+        self.fake = Repeated(None)  # what operators give for fakes
         self.tracer = ReplayTable()
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
@@ -93,6 +96,9 @@ class Recorder(TorchDispatchMode):
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
+    def has_called(self, operators: Collection[Any]) -> bool:
+        return any(node.target in operators for node in self.graph.nodes)
+
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The value whose views the tensor is one of, itself if it is none."""
         return base(self._nodes[id(tensor)]).meta["val"]
@@ -120,6 +126,8 @@ class Recorder(TorchDispatchMode):
             raise
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if func.namespace == "prim":  # what is asked of a tensor
+            return func(*args, **kwargs)
         rewritten = self.decompositions.get(func)
         if rewritten is not None:
             with self:
@@ -133,7 +141,7 @@ class Recorder(TorchDispatchMode):
         if func in _PHYSICAL:
             return self._undelayed(func, args[0])
         if func is aten.detach.default:
-            result = func(*args)
+            result = self.fake(func, args, kwargs).value
             self._know(result, self._argument(args[0]))
             return result
         if func is aten._unique.default:
@@ -144,10 +152,9 @@ class Recorder(TorchDispatchMode):
             self._only_known_written(func, args)
         operands = self._argument(args)
         options = {k: self._argument(v) for k, v in kwargs.items()}
-        fake = func(*args, **kwargs)
-        result = as_eager_lays_out(func, args, fake)
-        unseen = func.namespace == "prim" or not _has_tensor(result)
-        if unseen and not func._schema.is_mutable and func not in CHECKS:
+        with fakes_not_remembered(args) if func is _MISREMEMBERED else nullcontext():
+            result, laid_out_anew = self.fake(func, args, kwargs)
+        if not _has_tensor(result) and not func._schema.is_mutable and func not in CHECKS:
             return result
         if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
             raise CaptureError(f"{func} gives a tensor of layout {result.layout}: only dense ones are compiled")
@@ -159,7 +166,7 @@ class Recorder(TorchDispatchMode):
             node.meta["checkpoint"] = self._region
         if self.differentiating:
             self._mark_backward(node)
-        if result is not fake:
+        if laid_out_anew:
             self._laid_out_anew.add(node)
         self._bind(result, node)
         return result
@@ -288,6 +295,10 @@ class Recorder(TorchDispatchMode):
         self._know(tensor, node)
         return node
 
+
+# It makes memory in which the result begins somewhere inside, as what it is made like does: forward mode makes such
+# memory for tangents. What torch remembers of fakes has each result begin where its memory begins.
+_MISREMEMBERED = aten._new_zeros_with_same_feature_meta.default
 
 _PHYSICAL = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 

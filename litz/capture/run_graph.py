@@ -6,6 +6,7 @@ In: Dynamo's graph and its arguments. Out: what it returns; where it raises, the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,6 +106,12 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     return owner.forward
 
 
+def as_written_once_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, for those who may never call it: its text is written when they do."""
+    written = lru_cache(maxsize=1)(lambda: as_written(function))
+    return lambda *args: written()(*args)
+
+
 def turns_gradients_on(function: Callable[..., Any]) -> bool:
     """Whether it may record gradients though it is called where they are off."""
     owner = getattr(function, "__self__", None)
@@ -124,6 +131,15 @@ def level_change(node: fx.Node) -> int:
     return (name in _LEVELS) - (name in _LEVELS.values())
 
 
+def of_forward_mode(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that come of a derivative which the graph takes forwards."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", None) == "_unpack_dual" or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 # Functions of torch by name: they move among its modules.
 _LEVELS = {
     "_grad_increment_nesting": "_grad_decrement_nesting",
@@ -138,4 +154,7 @@ _SWITCHES = frozenset({
     "set_inplace_requires_grad_allowed",
 })  # fmt: skip
 
-__all__ = ["as_written", "checkpointed", "level_change", "run_graph", "switches", "turns_gradients_on"]
+__all__ = [
+    "as_written", "as_written_once_called", "checkpointed", "level_change", "of_forward_mode", "run_graph", "switches",
+    "turns_gradients_on",
+]  # fmt: skip

@@ -7,7 +7,8 @@ which inputs were written to, whose memory the outputs are, which gradients ther
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from litz.capture.derivatives import OPERATORS, differentiated_as_in_eager
 from litz.capture.functional import Functional, unwrap
 from litz.capture.outputs import classify, window_on
 from litz.capture.overlap import in_place_of_members, members_restored
@@ -234,7 +236,9 @@ class Traced:
         with torch.no_grad():
             tangents = [_tangent_operator()(r) for _, r in differentiable]
         self.recorder.differentiating = True
-        with torch._C._DisableAutocast():
+        looks_at_data = self.recorder.has_called(OPERATORS)
+        as_in_eager = differentiated_as_in_eager(r for _, r in differentiable) if looks_at_data else nullcontext()
+        with torch._C._DisableAutocast(), as_in_eager:
             found = torch.autograd.grad(
                 [r for _, r in differentiable], [w for _, w in leaves], tangents, allow_unused=True
             )
@@ -248,11 +252,12 @@ class Traced:
     def signature(self) -> Signature:
         learned = self.learned
         distinct = self.places == tuple(range(len(self.places)))
-        return Signature(
+        found = Signature(
             learned.inputs, learned.outputs, learned.results, learned.differentiable, () if distinct else self.places,
             self.autocast, bool(learned.differentiable) and not self.grad_mode, self.bases, learned.returned_members,
-            learned.subclasses, size_sources(self.given), number_sources(self.given),
+            learned.subclasses,
         )  # fmt: skip
+        return replace(found, sizes=size_sources(self.given, found.symbols), floats=number_sources(self.given))
 
 
 class _Origin(NamedTuple):

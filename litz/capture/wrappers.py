@@ -228,11 +228,11 @@ class RebuildOutputs:
 
 
 class _Placed(torch.autograd.Function):
-    """A result, to autograd, in memory that holds the same."""
+    """A result, to autograd, in memory that holds the same: a view, which autograd lets no one write to."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return memory.detach()
+        return memory.view_as(memory)
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:

@@ -53,6 +53,9 @@ def _run_on_cpu(plan: RowPlan, buffers: Mapping[str, Buffer], memory: Memory, si
 def _run_on_gpu(plan: GpuPlan, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
     rows = plan.rows
     _check_block(plan)
+    if plan.parts is not None:
+        _run_in_turn(plan, plan.parts, buffers, memory, sizes)
+        return
     pieces = number_of(plan.pieces, sizes)
     started = np.arange(number_of(plan.grid, sizes) * plan.teams)
     unit = started[started < number_of(plan.units, sizes)]
@@ -68,6 +71,31 @@ def _run_on_gpu(plan: GpuPlan, buffers: Mapping[str, Buffer], memory: Memory, si
         with run.standing_at(start, rows.copies, live):
             run.row()
     run.finish()
+
+
+def _run_in_turn(plan: GpuPlan, parts: int, buffers: Mapping[str, Buffer], memory: Memory, sizes: Sizes) -> None:
+    """Each block takes every so many rows, its teams one after the other. What they add up is a row of numbers each."""
+    rows, count = plan.rows, number_of(volume(plan.rows.rows), sizes)
+    assert rows.vector is not None
+    totals: dict[Store, np.ndarray] = {
+        op: np.zeros((parts, plan.teams, rows.vector.size.int), np.float32) for op in plan.totals
+    }
+    covered: dict[str, Coverage] | None = None
+    for first in range(0, max(count, 1), parts * plan.teams):
+        turn = np.arange(first, min(first + parts * plan.teams, count))
+        run = _Rows(rows, buffers, memory, sizes, turn, rows.team, totals, parts)
+        run.covered = covered = run.covered if covered is None else covered
+        run.row()
+    assert covered is not None
+    run.finish()
+    for op, found in totals.items():
+        total = found[:, 0]
+        for team in range(1, plan.teams):
+            total = total + found[:, team]
+        last = _Rows(rows, buffers, memory, sizes, np.arange(parts), threads=1)
+        last.axes[rows.vector] = np.arange(total.shape[1]).reshape(1, 1, 1, -1)
+        last.values[op.value] = total.reshape(parts, 1, 1, -1)
+        last.store(Store(op.buffer, op.index, op.value))
 
 
 def _by_vector(rows: RowPlan, vector: Axis) -> bool:
@@ -103,9 +131,14 @@ class _Rows(Body):
         sizes: Sizes,
         rows: np.ndarray,
         threads: int,
+        totals: Mapping[Store, np.ndarray] | None = None,
+        parts: int = 1,
     ):
         super().__init__(plan.kernel, buffers, memory, sizes, rank=4)
         self.plan, self.units, self.threads = plan, len(rows), threads
+        self.totals = totals or {}  # by block, team and column
+        self.block: np.ndarray = rows % parts
+        self.turn: np.ndarray = rows // parts
         self.types = {op.name: op.dtype for op in plan.kernel.body if not isinstance(op, Store)}
         self.space = (*plan.kernel.axes, *plan.kernel.reduced)
         self.extent = {axis: number_of(axis.size, sizes) for axis in self.space}
@@ -270,23 +303,27 @@ class _Rows(Body):
                     self._at_step(p, mine)
 
         if axes and axes[0] == plan.shared_axis:
-            self._in_stretches(axes[0], plan.team, p, found, copies, shared_by_team)
+            self._in_stretches(axes[0], plan.team, plan.numbers_inside(axes[1:]), p, found, copies, shared_by_team)
         elif axes:
-            self._in_stretches(axes[0], 1, p, found, copies, along_axis)
+            self._in_stretches(axes[0], 1, plan.numbers_inside(axes[1:]), p, found, copies, along_axis)
         elif plan.packed is not None:
             in_registers(found)
         elif plan.over_reduced:
             assert plan.vector is not None
-            self._in_stretches(plan.vector, copies * plan.step, p, found, copies, along_vector)
+            self._in_stretches(plan.vector, copies * plan.step, 1, p, found, copies, along_vector)
         else:
             self._at_step(p, found)
 
     def _in_stretches(
-        self, axis: Axis, step: int, p: int, found: _Found, copies: int, walk: Callable[[int, int, _Found], None]
-    ) -> None:
+        self, axis: Axis, step: int, inside: int, p: int, found: _Found, copies: int,
+        walk: Callable[[int, int, _Found], None],
+    ) -> None:  # fmt: skip
         """A walk along an axis, cut where floating-point sums would be long."""
         sums = [op for op in self.plan.passes[p].sinks if isinstance(op, Reduce) and self._rounds(op)]
-        cut = stretches if axis.size.is_int else stretches_at_run_time
+        size = self.extent[axis]
+        lengths = stretches_at_run_time(size, step, inside)
+        if axis.size.is_int:
+            lengths = stretches(size, step, inside, self.plan.most_added)
 
         def cut_up(start: int, stop: int, lengths: Sequence[int], total: _Found) -> None:
             if not lengths:
@@ -298,7 +335,7 @@ class _Rows(Body):
                 for op in sums:
                     total[op.name].value[...] = self._combined(op, total[op.name].value, part[op.name].value)
 
-        cut_up(0, self.extent[axis], cut(self.extent[axis], step) if sums else [], found)
+        cut_up(0, size, lengths if sums else [], found)
 
     def _rounds(self, op: Reduce) -> bool:
         return op.kind == "sum" and DTYPES[self.types[op.value]].kind == "float"
@@ -324,9 +361,25 @@ class _Rows(Body):
             self._check_known(sink)
             if isinstance(sink, Reduce):
                 self._accumulate(sink, found[sink.name])
+            elif isinstance(sink, Store) and sink in self.totals:
+                self._add_to_total(sink)
             else:
                 self.emit(sink)
         self.step += 1
+
+    def _add_to_total(self, op: Store) -> None:
+        """One number for each column of a row: a thread has the same columns of each."""
+        assert self.plan.vector is not None
+        total = self.totals[op]
+        every = (self.units, self.threads, self.copies, self.plan.lanes)
+        block, team = (of.reshape(-1, 1, 1, 1) for of in (self.block, self.turn % total.shape[1]))
+        there = np.ones((), bool) if self.live is None else self.live
+        *at, value, live = (
+            np.broadcast_to(array, every)
+            for array in (block, team, self.axes[self.plan.vector], self.values[op.value], there)
+        )
+        mine = tuple(place[live] for place in at)
+        total[mine] = total[mine] + value[live]
 
     # -- reductions ---------------------------------------------------------------------------------
     def _side_by_side(self, op: Reduce | Scan) -> bool:

@@ -10,6 +10,7 @@ from litz.loop.ir import Kernel, Reduce, Store
 from litz.target import Target
 
 _SCRATCH_BYTES = 1 << 18
+_MOST_ADDED = 20  # numbers in a sum that is not cut; eager adds up 16, but a cut for a few more costs time
 SCRATCH_COPIES = 4  # vectors that a row of scratch has room for side by side, where lanes are not reduced
 
 
@@ -25,10 +26,10 @@ def plan_for_cpu(kernel: Kernel, target: Target) -> RowPlan:
         vectors = -(-vector.size.int // lanes)
         # Half of the registers are for what is computed meanwhile.
         if vectors * max(1, len(shared_loads(passes))) <= target.vector_registers // 2:
-            return RowPlan(kernel, vector, lanes, vectors, 1, True, passes, {})
+            return RowPlan(kernel, vector, lanes, vectors, 1, True, passes, {}, most_added=_MOST_ADDED)
     width = 1 if vector in kernel.reduced else lanes * SCRATCH_COPIES
     passes, kept = keep_what_is_dear(kernel, varies, passes, _SCRATCH_BYTES, width)
-    return RowPlan(kernel, vector, lanes, copies, 1, False, passes, kept)
+    return RowPlan(kernel, vector, lanes, copies, 1, False, passes, kept, most_added=_MOST_ADDED)
 
 
 def _copies(kernel: Kernel, size: Expr, lanes: int) -> int:

@@ -5,26 +5,33 @@ In: a `Kernel`. Out: a `RowPlan`, and how its rows make up blocks.
 A thread's vector is what one access of 16 bytes brings. Where lanes are reduced, a row is shared by as many threads as
 it takes to have it in registers; longer rows are walked several times, from the cache. Where they are not, as many
 threads as it takes to keep the GPU busy share the steps of the reduced axes.
+
+Where columns are summed on the way (`loop/totals.py`), as many blocks as there are totals take rows in turn. A thread
+has the same columns of every row, and so their totals to itself: in registers, or in memory that the block shares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from litz.codegen.depend import depends
 from litz.codegen.lanes import ACCESS_BYTES, WARP, vector_axis
 from litz.codegen.plan_gpu_scan import scan_rows
 from litz.codegen.plan_gpu_scatter import at_once, most_updates, widest_update
-from litz.codegen.rows import Pass, RowPlan, may_be_held, plan_passes, shared_loads, volume
+from litz.codegen.rows import Pass, RowPlan, keep_halves, may_be_held, plan_passes, shared_loads, volume
 from litz.loop.dtype import DTYPES
-from litz.loop.expr import ONE, Axis, Expr
+from litz.loop.expr import ONE, Axis, Expr, expr
 from litz.loop.ir import POSITIONS, Kernel, Load, Reduce, Store, operands
+from litz.loop.totals import parts_of, totals_of
 
 _BLOCK = 256  # threads, where a team does not say otherwise
 _SMALL_BLOCK, _FEW_UNITS = 64, 1 << 16  # so that few threads are on as many multiprocessors as there are
+_FEW_ROWS = 512  # of which each had best have as many threads as it has vectors: one after the other takes too long
 _ROW_VALUES = 32  # elements of a row that one thread had best have
 _PACKED_REGISTERS = 40  # that it may have them in, all those that the passes share
+_ALONE_REGISTERS = 72  # the same, where a block has a multiprocessor to itself, rather than twice the threads
 _WIDEST_TEAM = 512  # threads that had best share a row
 _MOST_THREADS = 1024  # that can
 _IN_FLIGHT = 16  # elements that a thread has under way, in one vector or several
@@ -33,6 +40,13 @@ _THREADS = 1 << 17  # threads that do
 _MANY_VECTORS = 32
 _STEPS = 4  # of a reduction that a thread had best have for itself
 _MOST_SHARING = 32  # threads that share the steps of one
+_TURN_VALUES = 12288  # elements that a multiprocessor's threads have in all, while they take rows in turn
+_TURN_THREADS = 768  # that those are at most
+_TURN_REGISTERS = 64  # that one of few may have its share of a row in
+_TURN_TEAMS = (256, 512, 1024)  # threads of a team, the fewer the better
+_TOTAL_BYTES = 4
+_STAGED_BYTES = 2  # of each column, for which there is room behind the totals
+_TOTAL_REGISTERS = 16  # that a thread may have totals in
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,7 @@ class GpuPlan:
     rows: RowPlan
     block: int  # threads
     pieces: Expr  # of a row, where it is cut: what a team takes at a time
+    parts: int | None = None  # blocks that take rows in turn, where columns are summed on the way
 
     @property
     def units(self) -> Expr:
@@ -54,16 +69,79 @@ class GpuPlan:
     @property
     def abreast(self) -> int | None:
         """Blocks that must have room on a multiprocessor: while one with long rows adds up, another loads."""
+        if self.parts is not None:
+            threads = min(_TURN_THREADS, _TURN_VALUES // (self.rows.copies * self.rows.lanes))
+            return max(1, (threads + self.block // 2) // self.block)
         if self.rows.packed is None or self.rows.copies * self.rows.lanes <= _ROW_VALUES:
             return None
+        shared = [op for op in self.rows.kernel.loads if op.name in self.rows.packed]
+        if self.rows.copies * self.rows.lanes * _words(shared) > _PACKED_REGISTERS:
+            return 1
         return max(1, _MOST_THREADS // self.block)
+
+    @cached_property
+    def totals(self) -> tuple[Store, ...]:
+        """What is summed down the columns."""
+        return totals_of(self.rows.kernel)
+
+    @property
+    def totals_in_registers(self) -> bool:
+        """Whether a thread has its columns' totals in registers; else they are in memory that the block shares."""
+        rows = self.rows
+        taken = len(self.totals) * rows.copies * rows.lanes
+        return rows.packed is not None and taken <= _TOTAL_REGISTERS
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether the next row is loaded while the last pass over one is computed."""
+        if self.parts is None or self.rows.packed is None:
+            return False
+        return self.block * (self.abreast or 1) <= _TURN_THREADS  # else there are too few registers
+
+    @property
+    def total_vectors(self) -> int:
+        """Of a team's row, those included that lie behind its end."""
+        assert self.rows.vector is not None
+        return -(-self.rows.vector.size.int // self.rows.step) * self.rows.team
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory that a block needs for its totals: where they always are, or where its teams put them together."""
+        if self.parts is None or (self.totals_in_registers and self.teams == 1):
+            return 0
+        return len(self.totals) * self.teams * self.total_vectors * self.rows.lanes * _TOTAL_BYTES
+
+    @cached_property
+    def staged(self) -> tuple[Load, ...]:
+        """What is the same for all rows and fits in no registers, but in shared memory: in the cache, rows would take
+        its place."""
+        rows = self.rows
+        if self.parts is None or rows.packed is None or self.teams > 1:
+            return ()
+        common = [op for op in shared_loads(rows.passes) if not op.index.axes() & {*rows.rows} and not operands(op)]
+        found = [op for op in common if op.name not in rows.packed and rows.vector in op.index.axes()]
+        return tuple(found) if sum(DTYPES[op.dtype].bytes for op in found) <= _STAGED_BYTES else ()
+
+    @property
+    def shared_bytes(self) -> int:
+        """For totals, and behind them for what is staged."""
+        staged = sum(DTYPES[op.dtype].bytes for op in self.staged)
+        return self.total_bytes + (self.total_vectors * self.rows.lanes * staged if staged else 0)
 
     @property
     def grid(self) -> Expr:
+        if self.parts is not None:
+            return expr(self.parts)
         return (self.units + (self.teams - 1)) // self.teams
 
     def __str__(self) -> str:
-        return f"grid {self.grid} of {self.block} threads\n{self.rows}"
+        where = "registers" if self.totals_in_registers else "shared memory"
+        lines = [f"grid {self.grid} of {self.block} threads"]
+        if self.parts is not None:
+            ahead = ", the next one ahead" if self.loads_ahead else ""
+            staged = f", staged: {', '.join(op.name for op in self.staged)}" if self.staged else ""
+            lines.append(f"rows in turn{ahead}, {len(self.totals)} totals in {where}{staged}")
+        return "\n".join([*lines, str(self.rows)])
 
 
 def plan_for_gpu(kernel: Kernel) -> GpuPlan:
@@ -90,8 +168,13 @@ def plan_for_gpu(kernel: Kernel) -> GpuPlan:
         block = (_SMALL_BLOCK if few else _BLOCK) if team == 1 else max(team, _short_block(team))
         return GpuPlan(plan, block, pieces)
     team, copies, packed = _team(kernel, vector, lanes, passes)
-    plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, {}, packed)
-    return GpuPlan(plan, max(team, _short_block(team)), ONE)
+    kept: dict[str, int] = {}
+    if packed is not None:
+        passes, kept = keep_halves(kernel, varies, passes)
+    plan = RowPlan(kernel, vector, lanes, copies, team, False, passes, kept, packed)
+    parts = parts_of(kernel)
+    block = _short_block(team) if parts is None or team > WARP else _BLOCK
+    return GpuPlan(plan, max(team, block), ONE, parts)
 
 
 def _columns(kernel: Kernel, vector: Axis, lanes: int) -> tuple[int, int]:
@@ -166,18 +249,59 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
         return _WIDEST_TEAM, walked, None
     vectors = max(1, -(-vector.size.int // lanes))
     shared = [op for op in shared_loads(passes) if not operands(op)]
-    words = max(1, sum(max(2, DTYPES[op.dtype].bytes) for op in shared)) / 4  # that an element takes
-    most = int(_PACKED_REGISTERS / words) // lanes  # vectors that there are registers for
-    likes = max(1, min(_ROW_VALUES // lanes, most))
-    packs = bool(shared) and most > 0 and may_be_held(kernel, vector, passes)
-    widest = _WIDEST_TEAM if not packs or -(-vectors // _WIDEST_TEAM) <= most else _MOST_THREADS
+    # What is the same for all rows stays in the cache where it does not fit.
+    own = [op for op in shared if op.index.axes() & {*kernel.axes}]
+    in_turn = bool(totals_of(kernel))
+    few = volume(kernel.axes).hint <= _FEW_ROWS and not in_turn
+    likes = 1 if few else _ROW_VALUES // lanes
+    fits: list[_Packed] = []
+    if may_be_held(kernel, vector, passes):
+        ways = [(shared, _PACKED_REGISTERS), (own, _PACKED_REGISTERS)]
+        fits = [found for loads, room in ways if (found := _packed(vectors, lanes, likes, loads, room)) is not None]
+    if fits and in_turn:
+        # A warp that has rows to itself waits for no other; and few threads with many registers have the next row on
+        # its way.
+        wide = _packed(vectors, lanes, likes, own, _TURN_REGISTERS)
+        by_warps = [found for found in fits if found[0] <= WARP]
+        fits = [*fits, wide] if wide is not None else fits
+        return [*by_warps, *(found for most in _TURN_TEAMS for found in fits if found[0] <= most)][0]
+    if fits:
+        alone = _packed(vectors, lanes, likes, shared, _ALONE_REGISTERS)
+        return alone if alone is not None and alone[0] < fits[0][0] else fits[0]
+    team = _grown(vectors, max(1, min(likes, _room(shared, _PACKED_REGISTERS) // lanes)), _WIDEST_TEAM)
+    return team, min(walked, -(-vectors // team)), None
+
+
+_Packed = tuple[int, int, tuple[str, ...]]  # threads, vectors of each, and the loads that are packed
+
+
+def _packed(vectors: int, lanes: int, likes: int, loads: Sequence[Load], registers: int) -> _Packed | None:
+    """Threads that have a row in registers; None where it does not fit."""
+    most = _room(loads, registers) // lanes if loads else 0
+    if most == 0:
+        return None
+    widest = _WIDEST_TEAM if -(-vectors // _WIDEST_TEAM) <= most else _MOST_THREADS
+    team = _grown(vectors, max(1, min(likes, most)), widest)
+    copies = -(-vectors // team)
+    return (team, copies, tuple(op.name for op in loads)) if copies <= most else None
+
+
+def _room(loads: Sequence[Load], registers: int) -> int:
+    """Elements of a row that a thread has registers for, with all that is loaded of each."""
+    return int(registers / _words(loads))
+
+
+def _words(loads: Sequence[Load]) -> float:
+    """Registers that an element takes, of all that the passes share."""
+    return max(1, sum(max(2, DTYPES[op.dtype].bytes) for op in loads)) / 4
+
+
+def _grown(vectors: int, likes: int, widest: int) -> int:
+    """Threads among which the vectors of a row are shared, so that each has as many as it likes."""
     team = 1
     while team < min(vectors, WARP) or (team < widest and -(-vectors // team) > likes):
         team *= 2
-    copies = -(-vectors // team)
-    if packs and copies <= most:
-        return team, copies, tuple(op.name for op in shared)
-    return min(team, _WIDEST_TEAM), min(walked, copies), None
+    return team
 
 
 def _short_block(team: int) -> int:

@@ -30,13 +30,17 @@ def at_once(kernel: Kernel) -> Kernel:
 def widest_update(kernel: Kernel, vector: Axis) -> int | None:
     """Lanes that the narrowest of a kernel's updates can have; None: any number, since what is put is stored."""
     types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
-    widths = [_width(op, types[op.value], vector) for op in kernel.stores if op.update not in (None, "put")]
+    widths = [_width(op, types[op.value], vector) for op in kernel.stores if _combines(op)]
     return min(widths, default=None)
 
 
 def most_updates(kernel: Kernel) -> int | None:
     """Vectors that a thread has at a time: what is updated need not be waited for. None: any number."""
-    return _AT_A_TIME if any(op.update not in (None, "put") for op in kernel.stores) else None
+    return _AT_A_TIME if any(_combines(op) for op in kernel.stores) else None
+
+
+def _combines(op: Store) -> bool:
+    return op.updates and op.update != "put"
 
 
 def _width(op: Store, dtype: str, vector: Axis) -> int:

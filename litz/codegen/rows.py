@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from litz.codegen.depend import depends
+from litz.codegen.stretches import numbers_added
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis, Expr
 from litz.loop.ir import POSITIONS, Apply, Definition, Kernel, Load, Op, Reduce, Scan, Store, definitions_for, operands
@@ -53,6 +54,7 @@ class RowPlan:
     packed: tuple[str, ...] | None = (
         None  # loads that are in registers for all passes, where `copies` vectors are a row
     )
+    most_added: int = 63  # numbers that an accumulator takes in, before a floating-point sum is cut
 
     @cached_property
     def rows(self) -> tuple[Axis, ...]:
@@ -83,6 +85,16 @@ class RowPlan:
     def step(self) -> int:
         """Elements from one vector of a thread to its next."""
         return self.lanes * (self.team if self.shared_axis is None else 1)
+
+    def numbers_inside(self, axes: Sequence[Axis]) -> int:
+        """How many numbers loops over these reduced axes, outermost first, and over reduced lanes inside them, add to
+        an accumulator."""
+        walked = [(axis, self.team if axis == self.shared_axis else 1) for axis in reversed(axes)]
+        if self.over_reduced and self.packed is None:
+            assert self.vector is not None
+            walked = [(self.vector, self.copies * self.step), *walked]
+        loops = ((axis.size.int if axis.size.is_int else None, step) for axis, step in walked)
+        return numbers_added(loops, 1 if self.packed is None else self.copies, self.most_added)
 
     def __str__(self) -> str:
         along = "no axis" if self.vector is None else f"{self.vector.name}, {self.lanes} x {self.copies}"
@@ -129,16 +141,21 @@ def plan_passes(kernel: Kernel, varies: Mapping[str, frozenset[Axis]]) -> tuple[
     reduced = frozenset(kernel.reduced)
     sinks: dict[int, list[Op]] = {}
     before: dict[int, list[Op]] = {}
+    totals: list[Op] = []
     for op, stage in zip(kernel.body, pass_of_each(kernel), strict=True):
-        if isinstance(op, Store):
+        if isinstance(op, Store) and op.update == "total":
+            totals.append(op)
+        elif isinstance(op, Store):
             in_row = any(varies[name] & reduced for name in operands(op)) or bool(op.index.axes() & reduced)
-            in_row = in_row or (op.update is not None and bool(reduced))
+            in_row = in_row or (op.updates and bool(reduced))
             (sinks if in_row else before).setdefault(stage, []).append(op)
         elif isinstance(op, Reduce):
             sinks.setdefault(stage, []).append(op)
         elif not varies[op.name] & reduced:
             before.setdefault(stage, []).append(op)
     walks = max(sinks, default=-1) + 1
+    if totals:  # no reduction waits for them, and in the last pass least is still needed of the row
+        sinks[walks - 1].extend(totals)
     return tuple(
         Pass(
             tuple(sorted(before.get(p, ()), key=lambda op: isinstance(op, Store))),
@@ -202,15 +219,41 @@ def keep_what_is_dear(
             if dear and later and op.name not in kept and size <= room and op.dtype != "b1":
                 room -= size
                 kept[op.name] = p
+    return _without_what_is_kept(kernel, varies, passes, kept), kept
+
+
+def keep_halves(
+    kernel: Kernel, varies: Mapping[str, frozenset[Axis]], passes: tuple[Pass, ...]
+) -> tuple[tuple[Pass, ...], dict[str, int]]:
+    """The passes, where what is rounded to 16 bits on a dear way is kept for those behind the pass that computes it: it
+    takes no more room than what it was loaded from."""
+    made = {op.name: op for op in kernel.body if not isinstance(op, Store)}
+    kept: dict[str, int] = {}
+    for p, one in enumerate(passes):
+        for op in reversed(one.ops):
+            shorter = _without_what_is_kept(kernel, varies, passes, kept)
+            later = any(op in other.ops for other in shorter[p + 1 :])
+            if not (isinstance(op, Apply) and DTYPES[op.dtype].bits == 16 and later and op.name not in kept):
+                continue
+            way = needed(kernel, varies, [made[name] for name in op.args], frozenset(kept))
+            if sum(SCALARS[step.op].cost for step in way if isinstance(step, Apply)) >= _DEAR:
+                kept[op.name] = p
+    return _without_what_is_kept(kernel, varies, passes, kept), kept
+
+
+def _without_what_is_kept(
+    kernel: Kernel, varies: Mapping[str, frozenset[Axis]], passes: tuple[Pass, ...], kept: Mapping[str, int]
+) -> tuple[Pass, ...]:
     if not kept:
-        return passes, kept
+        return passes
     shorter = []
     for p, one in enumerate(passes):
         known = frozenset(n for n, first in kept.items() if first < p)
         shorter.append(Pass(one.before, tuple(needed(kernel, varies, one.sinks, known)), one.sinks))
-    return tuple(shorter), kept
+    return tuple(shorter)
 
 
 __all__ = [
-    "Pass", "RowPlan", "keep_what_is_dear", "may_be_held", "needed", "plan_passes", "shared_loads", "volume", "work_of",
+    "Pass", "RowPlan", "keep_halves", "keep_what_is_dear", "may_be_held", "needed", "plan_passes", "shared_loads",
+    "volume", "work_of",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from litz.codegen.llvm.gpu import as_rendered
 from litz.codegen.llvm.naming import Named
 from litz.codegen.llvm.render import Rendering
 from litz.codegen.plan_gpu import plan_for_gpu
@@ -47,8 +48,9 @@ class NamedKernels:
     def text(self, name: str, target: Machine) -> str:
         """Its loops; and its plan, where the target is a GPU."""
         named = self._found[name]
-        loops = print_kernel(named.kernel, named.buffers)
-        return f"{plan_for_gpu(named.kernel)}\n{loops}" if isinstance(target, GpuTarget) else loops
+        kernel = as_rendered(named.kernel) if isinstance(target, GpuTarget) else named.kernel
+        loops = print_kernel(kernel, named.buffers)
+        return f"{plan_for_gpu(kernel)}\n{loops}" if isinstance(target, GpuTarget) else loops
 
 
 def _sizes(axes: tuple[Axis, ...]) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.operator import returns_view
+from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
 
@@ -64,6 +65,29 @@ def escapes(node: fx.Node) -> bool:
                 return True
             # One of several results is memory of the call's own.
             if user not in seen and (is_view(user) or user.target is operator.getitem):
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+def counts_in_memory(node: fx.Node) -> bool:
+    """Whether what a call gives depends on where its arguments begin, and on what lies around them."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return depends_on_memory(node.target) is not None
+    # Before autograd the functions are torch's own, and most are taken apart later.
+    return any(word in str(node.target) for word in ("strided", "resize", "view_as"))
+
+
+def is_looked_around(node: fx.Node) -> bool:
+    """Whether the node is a part of some memory, and a reader counts in all of it."""
+    if base(node) is node:
+        return False
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if counts_in_memory(user):
+                return True
+            if user not in seen and is_view(user):
                 seen.add(user)
                 todo.append(user)
     return False

@@ -70,6 +70,11 @@ def _suggested(position: int) -> Rule:
     return rule
 
 
+def _unpooled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """Only kernels for CPUs keep channels last."""
+    return (_suggested(0) if result.device.type == "cpu" else _contiguous)(args, result)
+
+
 def _rolled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """A dimension is rolled by joining its two parts. Where one is empty, the join forgets about channels last; whether
     it is is asked of a shift known only at run time where that matters."""
@@ -155,9 +160,9 @@ _RULES: dict[Any, Rule] = {
     **_table(_like(1), "binary_cross_entropy_backward"),
     **_table(
         _suggested(0), "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit_no_training", "channel_shuffle", "max_unpool2d", "replication_pad3d",
-        "reflection_pad3d",
+        "_native_batch_norm_legit_no_training", "channel_shuffle", "replication_pad3d", "reflection_pad3d",
     ),
+    **_table(_unpooled, "max_unpool2d"),
     **_table(_rolled, "roll"),
     aten._fft_c2c.default: _fourier("complex to complex"),
     aten._fft_r2c.default: _fourier("real to complex"),

@@ -18,7 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from litz.graph.alias import is_pure, is_view, may_stand_for
+from litz.graph.alias import base, counts_in_memory, is_looked_around, is_pure, is_view, may_stand_for
 from litz.graph.eager_strides import as_eager_lays_out
 from litz.graph.mutation import draws, is_dead
 from litz.graph.sizes import is_dense, likely, size_of, sizes, sizes_as_arguments
@@ -115,6 +115,8 @@ class Editor:
         self.check(old, new)
         if not fresh and not may_stand_for(new, old):
             raise Refused("the result would share memory that the user can see")
+        if base(new) is not base(old) and is_looked_around(old):
+            raise Refused("what lies around the node is read, and the result would not share memory with that")
         before, after = old.meta.get("val"), new.meta.get("val")
         users = list(old.users)  # those that `new` had already see no change
         earlier = {new: before}
@@ -139,8 +141,8 @@ class Editor:
     def check(self, old: fx.Node, new: Any) -> None:
         if not isinstance(new, fx.Node):
             raise Refused(f"the replacement of {old.name} is {new!r}, not a node")
-        expected, found = described(old.meta.get("val")), described(new.meta.get("val"))
-        if expected != found:
+        if not alike(old.meta.get("val"), new.meta.get("val")):
+            expected, found = described(old.meta.get("val")), described(new.meta.get("val"))
             raise Refused(f"the replacement of {old.name} is {found} where {expected} is needed")
 
     def _relayout(self, users: Iterable[fx.Node], earlier: dict[fx.Node, Any]) -> None:
@@ -175,10 +177,13 @@ class Editor:
 
     def _keep_layout(self, seen: fx.Node, node: fx.Node, earlier: Mapping[fx.Node, Any]) -> None:
         """Users of `seen` that see layouts, and the user of the program, get `node` in a copy that lies as it did."""
-        before = earlier[node]
-        if not isinstance(before, torch.Tensor) or _same_strides(before, node.meta.get("val")):
+        before, after = earlier[node], node.meta.get("val")
+        if not isinstance(before, torch.Tensor):
             return
-        strict = [u for u in seen.users if u.op == "output" or _sees_layouts(u)]
+        if not _same_strides(before, after):
+            strict = [u for u in seen.users if u.op == "output" or _sees_layouts(u)]
+        else:
+            strict = [] if same_place(before, after) else [u for u in seen.users if counts_in_memory(u)]
         if strict:
             copy = self.restored(node, earlier, min(strict), {})
             for user in strict:
@@ -201,7 +206,7 @@ class Editor:
 
     def laid_out(self, node: fx.Node, like: torch.Tensor, before: fx.Node) -> fx.Node:
         """The node with the strides of `like`, gaps included: a copy, unless only dimensions of one element differ."""
-        found = node if same_layout(node.meta["val"], like) else self._copy(node, like, before)
+        found = node if same_place(node.meta["val"], like) else self._copy(node, like, before)
         if _same_strides(found.meta["val"], like):
             return found
         # Nobody uses the stride of a dimension of one element, but anyone may ask for it.
@@ -229,7 +234,8 @@ class Editor:
             if stride == 0 and size_of(like.shape[dim]) != 1:  # one element, seen many times
                 one = self.call(aten.slice.Tensor, (one, dim, 0, 1), {}, before, node)
         shape, strides = list(one.meta["val"].shape), list(like.stride())
-        room = self.call(aten.empty_strided.default, (shape, strides), {"dtype": like.dtype}, before, node)
+        about = {"dtype": like.dtype, "device": like.device}
+        room = self.call(aten.empty_strided.default, (shape, strides), about, before, node)
         copy = self.call(aten.copy.default, (room, one), {}, before, node)
         result = self.call(aten.expand.default, (copy, list(like.shape)), {}, before, node)
         if not same_layout(result.meta["val"], like):
@@ -260,8 +266,7 @@ class Editor:
 def _sees_layouts(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return why_it_sees_layouts(node.target) is not None
-    # Before autograd the functions are torch's own, and most are taken apart later.
-    return draws(node) or any(word in str(node.target) for word in ("strided", "resize", "view_as"))
+    return draws(node) or counts_in_memory(node)
 
 
 def mode_of(graph: fx.Graph) -> FakeTensorMode:
@@ -323,8 +328,15 @@ def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(s for s, n in zip(sizes(tensor.stride()), sizes(tensor.shape), strict=True) if n != 1)
 
 
+def alike(a: Any, b: Any) -> bool:
+    """Whether shape, dtype and device are the same: what a replacement must keep."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.device == b.device and sizes(a.shape) == sizes(b.shape)
+    return described(a) == described(b)
+
+
 def described(value: Any) -> Any:
-    """Shape, dtype and device in words: what a replacement must keep."""
+    """The same in words."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(sizes(value.shape))} on {value.device}"
     if isinstance(value, (tuple, list)):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn import functional
+
+from litz.graph.alias import counts_in_memory
 
 _HOMES = ("torch", "_operator", "math", "builtins")
 _WRITING_OPERATORS = frozenset(
@@ -221,12 +223,21 @@ def disturbed(first: fx.Node, last: fx.Node, own: Collection[fx.Node]) -> fx.Nod
 
 def shared_with_user(node: fx.Node) -> bool:
     """Whether the node's memory may be returned or written to: by itself, or through what may be its views."""
+    return any(user.op == "output" or mutates(user) for user in _users_of_memory(node))
+
+
+def looked_around(node: fx.Node) -> bool:
+    """Whether the memory that the node may be a part of may be read around it."""
+    return any(counts_in_memory(user) for user in _users_of_memory(node))
+
+
+def _users_of_memory(node: fx.Node) -> Iterator[fx.Node]:
     todo, seen = [node], {node}
     while todo:
         for user in todo.pop().users:
-            if user.op == "output" or mutates(user):
-                return True
-            if user not in seen and not is_fresh(user):
-                seen.add(user)
+            if user in seen:
+                continue
+            yield user
+            seen.add(user)
+            if not is_fresh(user):
                 todo.append(user)
-    return False

@@ -18,7 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from litz.errors import RuleError
-from litz.graph.editor import described
+from litz.graph.editor import alike, described
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import Pattern, arg_names
 from litz.graph.rewrite import Match, Rule, identity, metadata, place_of
@@ -110,7 +110,7 @@ class _Replacement:
         if len(before) != len(after):
             raise self._error(f"the replacement has {len(after)} results where the search function has {len(before)}")
         for position, (old, new) in enumerate(zip(before, after, strict=True)):
-            if described(old) != described(new):
+            if not alike(old, new):
                 raise self._error(
                     f"result {position} of the replacement is {described(new)} where {described(old)} is needed"
                 )

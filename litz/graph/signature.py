@@ -6,15 +6,15 @@ functional graph leaves out: writes to inputs, outputs that share memory, gradie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Union
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from litz.loop.expr import Expr
+from litz.loop.expr import Expr, Size
 from litz.loop.formula import Formula, Measures
 from litz.loop.ir import NumberSource, SizeSource, measure
 
@@ -43,6 +43,21 @@ def number(value: Any, sizes: Measures) -> Any:
 
 def numbers(values: Sequence[Number], sizes: Measures) -> tuple[int, ...]:
     return tuple(number(value, sizes) for value in values)
+
+
+def _symbols(value: Any) -> Iterator[str]:
+    if isinstance(value, Formula):
+        yield from value.symbols
+    elif isinstance(value, Expr):
+        for atom in value.atoms():
+            if isinstance(atom, Size):
+                yield from (atom.name,) if atom.formula is None else atom.formula.symbols
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _symbols(item)
+    elif isinstance(value, (Input, Output, Window, ViewStep)):
+        for field in fields(value):
+            yield from _symbols(getattr(value, field.name))
 
 
 @dataclass(frozen=True)
@@ -94,8 +109,8 @@ class Output:
     (of another result's memory), "plain" (not a tensor). `index` says which argument or graph result.
     `conjugated`, `negated`: by a bit of the tensor's, which the graph leaves out. `dtype`: what the memory is read as,
     where it is not that of the tensor it belongs to. `steps`: how the view is made, where a window would not do.
-    `through`: the graph result whose gradient is its own, where autograd knows it as no view of that memory: it was
-    returned by a function of the user's with a backward of its own.
+    `through`: the graph result whose gradient is its own, where its gradient is no window's on that memory: it was
+    returned by a function of the user's with a backward of its own, or is one of several views made at once.
     """
 
     kind: str
@@ -176,6 +191,11 @@ class Signature:
     def returned_mutations(self) -> tuple[int, ...]:
         """Inputs whose new value autograd must see: returned by the graph and copied in afterwards."""
         return tuple(i for i, x in enumerate(self.inputs) if x.mutated and not x.hidden)
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The numbers that what is to be restored depends on, by name."""
+        return frozenset(_symbols((self.inputs, self.outputs)))
 
     def measure(self, inputs: Sequence[Any]) -> Measures:
         """The numbers that vary, in a call with these inputs."""

@@ -56,7 +56,7 @@ def size_of(size: Any) -> Any:
 
 
 def sizes(given: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(size_of(size) for size in given)
+    return tuple([size if type(size) is int else size_of(size) for size in given])
 
 
 def as_given(known: Iterable[Any]) -> list[Any]:

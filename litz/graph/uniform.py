@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from litz.graph.alias import is_pure
+from litz.graph.alias import base, is_pure
 from litz.graph.in_range import READS_AT_INDICES, in_range
 from litz.ops.layout import depends_on_memory
 
@@ -155,14 +155,15 @@ class Constants:
         if absorbed is not None:
             return absorbed
         if target in _SELECTING:
-            source = self._known.get(args[0])  # type: ignore[arg-type]
+            counts = depends_on_memory(target) is not None
+            source = self._known.get(base(args[0]) if counts else args[0])  # type: ignore[arg-type]
             if source is None:
                 return None
             if target in READS_AT_INDICES and not in_range(node, self.compact):
                 return None  # the read is to be made, since it may fail
             if source.numel() == 1:
                 return source.reshape([1] * fake.dim())
-            if depends_on_memory(target) is not None:
+            if counts:
                 return None  # a compact tensor is laid out otherwise than the one it stands for
             if target is aten.expand.default:
                 return source.reshape([1] * (fake.dim() - source.dim()) + list(source.shape))

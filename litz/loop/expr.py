@@ -171,12 +171,7 @@ class Expr:
         other = expr(other)
         if not self.terms:
             return other
-        if not other.terms:
-            return self
-        total = dict(self.terms)
-        for monomial, coefficient in other.terms:
-            total[monomial] = total.get(monomial, 0) + coefficient
-        return _from_dict(total)
+        return _sum(self, other) if other.terms else self
 
     __radd__ = __add__
 
@@ -191,21 +186,7 @@ class Expr:
 
     def __mul__(self, other: ExprLike) -> Expr:
         other = expr(other)
-        if other.is_int:
-            factor = other.int
-            if factor == 1:
-                return self
-            if factor == 0:
-                return ZERO
-            return Expr(tuple((m, c * factor) for m, c in self.terms))
-        if self.is_int:
-            return other * self
-        total: dict[Monomial, int] = {}
-        for m1, c1 in self.terms:
-            for m2, c2 in other.terms:
-                m = tuple(sorted(m1 + m2))
-                total[m] = total.get(m, 0) + c1 * c2
-        return _from_dict(total)
+        return self if other is ONE else _product(self, other)
 
     __rmul__ = __mul__
 
@@ -328,6 +309,30 @@ class Expr:
 def _operand(e: Expr) -> str:
     text = repr(e)
     return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+# Layers are alike, and ask for the same sums and products again.
+@remembered
+def _sum(left: Expr, right: Expr) -> Expr:
+    total = dict(left.terms)
+    for monomial, coefficient in right.terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+    return _from_dict(total)
+
+
+@remembered
+def _product(left: Expr, right: Expr) -> Expr:
+    if right.is_int:
+        factor = right.int
+        return Expr(tuple((m, c * factor) for m, c in left.terms)) if factor else ZERO
+    if left.is_int:
+        return right * left
+    total: dict[Monomial, int] = {}
+    for m1, c1 in left.terms:
+        for m2, c2 in right.terms:
+            m = tuple(sorted(m1 + m2))
+            total[m] = total.get(m, 0) + c1 * c2
+    return _from_dict(total)
 
 
 def _from_dict(total: dict[Monomial, int]) -> Expr:

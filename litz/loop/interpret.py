@@ -70,9 +70,11 @@ def interpret(
         if name is not None:
             memory[name] = _flat_input(program.buffers[name], given, known)
     for name, buffer in program.buffers.items():
+        if name in memory:
+            continue
         if buffer.kind == "number":
             memory[name] = torch.tensor([known[name]], dtype=torch.float64)
-        elif name not in memory:
+        else:
             memory[name] = _unwritten(buffer, known)
     for step in program.steps:
         if isinstance(step, Kernel):
@@ -173,7 +175,11 @@ class Body:
             at, value = at[live], value[live]
         self.inside(op, at)
         cells = _cells(self.memory[op.buffer])
-        if op.update in (None, "put"):
+        if op.update == "total":
+            sums: np.ndarray = np.zeros(cells.shape, np.float64)  # a reference does not depend on an order
+            np.add.at(sums, at, value)
+            cells[:] = _to_cells(sums, self.buffers[op.buffer].dtype)
+        elif op.update in (None, "put"):
             cells[at] = _to_cells(value, self.buffers[op.buffer].dtype)
         elif self.buffers[op.buffer].dtype == "bf16":
             whole = _from_cells(cells, "bf16")

@@ -23,7 +23,7 @@ from litz.loop.formula import Formula, Measures
 POSITIONS = ("argmax", "argmin", "argpool")  # reductions that give a place instead of a value
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", *POSITIONS)
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
-UPDATES = ("put", "sum", "prod", "max", "min")
+UPDATES = ("put", "sum", "prod", "max", "min", "total")
 # The scalar operator by which what a reduction found here and there becomes one.
 COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
@@ -47,8 +47,8 @@ def identity(kind: str, dtype: str) -> float | int | bool:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Flat memory. `input`: the caller's; `output`: handed to the caller; `temp`: the arena's; `number`: one float64,
-    which the host computes at each call."""
+    """Flat memory. `input`: the caller's; `output`: handed to the caller; `temp`: the arena's; `number`: one number in
+    memory of the host, wherever the program runs: an argument of the caller's, or a float64 that the host computes."""
 
     name: str
     dtype: str
@@ -131,12 +131,20 @@ class Scan:
 class Store:
     """`buffer[index] = value`. With `update`, steps of the reduced axes may mean one element, and do so in their order:
     `put` keeps the last value, the others combine it with what is there, rounded to its type each time. Parallel steps
-    never mean one element. Where steps do not run in order, as on a GPU, that is any order."""
+    never mean one element. Where steps do not run in order, as on a GPU, that is any order.
+
+    A `total` is of parallel steps: all that mean one element are added up there, whatever it held before; where none
+    does is zero. Which do so is in the index: it has the number of the row by its remainder (`loop/totals.py`)."""
 
     buffer: str
     index: Expr
     value: str
     update: str | None = None
+
+    @property
+    def updates(self) -> bool:
+        """Whether it changes what is there, step by step."""
+        return self.update not in (None, "total")
 
 
 Definition = Union[Load, Const, Index, Apply, Check, Reduce, Scan]  # what gives a value a name
@@ -190,7 +198,7 @@ class Kernel:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        updated = (op.buffer for op in self.stores if op.update is not None)
+        updated = (op.buffer for op in self.stores if op.updates)
         return tuple(dict.fromkeys((*(op.buffer for op in self.loads), *updated)))
 
     @cached_property
@@ -200,7 +208,7 @@ class Kernel:
     @cached_property
     def ordered(self) -> bool:
         """Whether the steps of the reduced axes must run one after the other."""
-        return any(isinstance(op, Scan) or (isinstance(op, Store) and op.update is not None) for op in self.body)
+        return any(isinstance(op, Scan) or (isinstance(op, Store) and op.updates) for op in self.body)
 
 
 def contiguous(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -309,17 +317,17 @@ class SizeSource:
 
 @dataclass(frozen=True)
 class NumberSource:
-    """Where a float comes from at run time: an argument that is a tensor of one float64, or a formula."""
+    """Where a number comes from at run time: an argument that is a tensor of one element, or a formula of floats."""
 
     name: str
     input: int | None = None
     formula: Formula | None = None
 
-    def read(self, args: Sequence[Any], known: Measures) -> float:
+    def read(self, args: Sequence[Any], known: Measures) -> float | int:
         if self.input is None:
             assert self.formula is not None
             return float(self.formula.at(known))
-        return float(args[self.input])
+        return args[self.input].item()
 
 
 def measure(

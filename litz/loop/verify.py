@@ -44,6 +44,7 @@ from litz.loop.ir import (
 from litz.loop.reach import disjoint, leaves, outside
 from litz.loop.scalar import BOOL, GIVEN, SCALARS
 from litz.loop.text import BUFFER_KINDS, print_arg, print_call, print_op, program_exprs
+from litz.loop.totals import parts_of
 
 # What half precision may do without being widened: everything that moves a number and leaves it as it is.
 MOVES = ("cast", "where")
@@ -55,6 +56,7 @@ REDUCTION_KINDS = {
 }
 assert set(REDUCTION_KINDS) == set(REDUCTIONS), "every reduction says what it reduces"
 SCAN_KINDS = {**REDUCTION_KINDS, "logaddexp": ("float",)}
+_GIVEN = ("input", "number")  # kinds of buffers that no step writes first
 _NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
 _TARGET = re.compile(r"\w+::[\w.]+\Z")
 
@@ -64,7 +66,7 @@ def verify(program: Program) -> None:
     for key, buffer in program.buffers.items():
         _verify_buffer(key, buffer)
     for name in program.inputs:
-        if name is not None and (name not in program.buffers or program.buffers[name].kind != "input"):
+        if name is not None and (name not in program.buffers or program.buffers[name].kind not in _GIVEN):
             _fail(f"input {name} of the program is not a buffer of kind input", "one, or None", f"program({name})")
     _verify_sizes(program)
     arguments = set(program.inputs)
@@ -73,7 +75,7 @@ def verify(program: Program) -> None:
             _fail(f"input buffer {buffer.name} is none of the program's inputs", "every input to be bound", buffer.name)
     # Nothing of an empty buffer is ever read, and nothing has to write it.
     written = {
-        name for name, buffer in program.buffers.items() if buffer.kind in ("input", "number") or buffer.size == 0
+        name for name, buffer in program.buffers.items() if buffer.kind in _GIVEN or buffer.size == 0
     }
     for step in program.steps:
         if isinstance(step, Kernel):
@@ -136,7 +138,8 @@ def _verify_sizes(program: Program) -> None:
                   "a dimension of a tensor, or an input that is a number", source.name)  # fmt: skip
     for number in program.numbers:
         buffer = program.buffers.get(number.name)
-        if buffer is not None and (buffer.dtype, buffer.size) != ("f64", ONE):
+        of_host = buffer is not None and buffer.kind == "number" and number.input is not None
+        if buffer is not None and (buffer.size is not ONE or not (of_host or buffer.dtype == "f64")):
             _fail(f"number {number.name} is kept as {buffer.dtype}[{buffer.size}]", "one float64", number.name)
         if number.input is None:
             _verify_formula(number, program)
@@ -144,8 +147,8 @@ def _verify_sizes(program: Program) -> None:
             _fail(f"number {number.name} comes from input {number.input}", "an input that is a tensor", number.name)
     computed = {number.name for number in program.numbers if number.input is None}
     for buffer in program.buffers.values():
-        if buffer.kind == "number" and buffer.name not in computed:
-            _fail(f"nothing computes the number {buffer.name}", "a formula for it", buffer.name)
+        if buffer.kind == "number" and buffer.name not in computed and buffer.name not in program.inputs:
+            _fail(f"nothing computes the number {buffer.name}", "a formula for it, or an input", buffer.name)
 
 
 def _verify_formula(source: SizeSource | NumberSource, program: Program) -> None:
@@ -319,7 +322,9 @@ class _KernelRules:
         axes = self.element(op)
         if value.dtype != self.buffers[op.buffer].dtype:
             self.fail(f"{op.value} is {value.dtype}", f"{self.buffers[op.buffer].dtype}, as {op.buffer} is", op)
-        if op.update is not None:
+        if op.update == "total":
+            self.total(op, value)
+        elif op.update is not None:
             self.update(op, value.dtype)
         elif value.axes & ~axes:
             lost = [axis.name for axis, bit in self.bits.items() if bit & value.axes & ~axes]
@@ -412,6 +417,13 @@ class _KernelRules:
             self.fail(f"{op.buffer} is updated once in each of several iterations", "one update", op)
         if any(load.buffer == op.buffer for load in self.kernel.loads):
             self.fail(f"{op.buffer} is loaded where it is updated", "the update alone", op)
+
+    def total(self, op: Store, value: _Record) -> None:
+        self.computes("sum", value.dtype, ("float",), op)
+        if parts_of(self.kernel) is None or self.reduced & ~self.index(op.index, op):
+            self.fail(f"a total at [{op.index}]", "the remainder of the row's number, and a place for each column", op)
+        if any(load.buffer == op.buffer for load in self.kernel.loads):
+            self.fail(f"{op.buffer} is loaded where it is added up", "the total alone", op)
 
     def no_races(self) -> None:
         """A buffer that is both read and written is read where it is written, or where it never is.

@@ -38,7 +38,7 @@ def mish(b: Builder, node: fx.Node, x: View) -> View:
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid(b: Builder, node: fx.Node, x: View) -> Any:
-    """The second result is eager's scratch for its own backward, empty or not: it holds what eager puts there."""
+    """The second result is eager's scratch for its own backward: like the first and filled, or on GPUs empty."""
     fakes = node.meta["val"]
     dtype = compute_type(x.dtype)
 
@@ -49,6 +49,8 @@ def log_sigmoid(b: Builder, node: fx.Node, x: View) -> Any:
         return body.apply("min", v, 0) - body.apply("log1p", small(body, v))
 
     out = b.pointwise(fakes[0], lambda body, point: formula(body, operand(body, point, x, dtype)))
+    if fakes[1].shape != fakes[0].shape:
+        return out, b.allocate(fakes[1])
     kept = b.pointwise(fakes[1], lambda body, point: small(body, operand(body, point, x, dtype)))
     return out, kept
 

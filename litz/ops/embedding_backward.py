@@ -12,7 +12,7 @@ from torch import fx
 
 from litz.loop.dtype import compute_type
 from litz.loop.expr import Value, expr
-from litz.loop.ir import View
+from litz.loop.ir import View, contiguous
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel, sizes_of
 from litz.ops.index import flatten
 from litz.ops.registry import lowers
@@ -90,8 +90,8 @@ def _summed_where_taken(b: Builder, fake: torch.Tensor, grad: View, indices: Vie
     begins with, and most rows were taken once."""
     (rows, width), dtype = sizes_of(fake), compute_type(grad.dtype)
     last = b.scratch((rows,), "i32")
-    sums = b.scratch((*indices.sizes, width), dtype)
-    flat = View(sums.buffer, dtype, (numel(indices.sizes), width), sums.strides[-2:])  # the same, place by place
+    flat = b.scratch((numel(indices.sizes), width), dtype)  # place by place
+    sums = View(flat.buffer, dtype, (*indices.sizes, width), contiguous((*indices.sizes, width)))  # the same
     b.pointwise(fake, lambda body, point: body.const(-1, "i32"), out=last)
 
     def take(body: Body, _: Point, at: Point) -> None:

@@ -1,4 +1,5 @@
-"""Tensors put together: every part is copied into its window of the result, so nothing is masked."""
+"""Tensors put together: every part is copied into its window of the result, so nothing is masked; or, where to start
+kernels is dear, one kernel asks of each element which part it is of."""
 
 from __future__ import annotations
 
@@ -9,27 +10,57 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.cost import is_formula
 from litz.loop.expr import ZERO, expr
-from litz.loop.ir import View
-from litz.ops.builder import Builder, operand
+from litz.loop.ir import Kernel, View
+from litz.ops.builder import Body, Builder, Point, Val, dtype_of, operand
 from litz.ops.registry import lowers
+from litz.ops.window import inside
 
 aten = torch.ops.aten
+
+_MOST_MASKED = 4  # parts: every element asks for each of them
 
 
 @lowers(aten.cat.default)
 def cat(b: Builder, node: fx.Node, parts: Sequence[View], dim: int = 0) -> Any:
     fake = node.meta["val"]
+    parts = [part for part in parts if len(part.sizes) == fake.dim()]  # eager lets an empty 1-d tensor join anything
+    dim %= fake.dim()
+    if b.ctx.target.joins_by_masks and 1 < len(parts) <= _MOST_MASKED and _lie_in_memory(b, parts):
+        return b.pointwise(fake, lambda body, point: _looked_up(body, point, parts, dim, dtype_of(fake)))
     out = b.allocate(fake)
-    dim %= len(out.sizes)
     start = ZERO
     for part in parts:
-        if len(part.sizes) != len(out.sizes):
-            continue  # eager lets an empty 1-d tensor join anything
         window = replace(out, sizes=part.sizes, offset=out.offset + start * out.strides[dim])
         copy_into(b, fake, part, window)
         start = start + part.sizes[dim]
     return out
+
+
+def _lie_in_memory(b: Builder, parts: Sequence[View]) -> bool:
+    """Whether the parts are there before any kernel runs, but for a formula that can be computed where they are read.
+    What a kernel makes had best be stored in its window at once."""
+    makers = {name: step for step in b.steps if isinstance(step, Kernel) for name in step.writes}
+
+    def is_near(part: View) -> bool:
+        maker = makers.get(part.buffer)
+        return maker is None or (is_formula(maker) and not any(name in makers for name in maker.reads))
+
+    return all(map(is_near, parts))
+
+
+def _looked_up(body: Body, point: Point, parts: Sequence[View], dim: int, dtype: str) -> Val:
+    """The element at the point, from the part that it is of."""
+    start, found = ZERO, None
+    for part in parts:
+        place = (*point[:dim], point[dim] - start, *point[dim + 1 :])
+        start = start + part.sizes[dim]
+        mask = inside(body, place, part.sizes)
+        value = body.cast(body.load(part, place, mask), dtype)
+        found = value if found is None or mask is None else body.where(mask, value, found)
+    assert found is not None
+    return found
 
 
 def copy_into(b: Builder, fake: torch.Tensor, part: View, window: View) -> None:

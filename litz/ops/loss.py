@@ -109,7 +109,7 @@ def _label(body: Body, x: View, target: View, place: Point, ignored: int) -> tup
     """Whether the row counts, and its class as an index; a row that does not count reads class 0."""
     given = body.load(target, place)
     counts = given.ne(ignored)
-    return counts, body.position(body.where(counts, given, 0), x.sizes[-1], wrap=False)
+    return counts, body.position(body.where(counts, given, 0), x.sizes[1], wrap=False)
 
 
 @lowers(aten.nll_loss_forward.default)
@@ -138,19 +138,19 @@ def nll_loss(
     return out, total_weight
 
 
-@lowers(aten.nll_loss_backward.default)
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
     b: Builder, node: fx.Node, grad: View, x: View, target: View, weight: View | None, reduction: int, ignored: int,
     total_weight: View,
 ) -> Any:  # fmt: skip
-    if len(x.sizes) != 2 or target.dtype != "i64":
+    if len(x.sizes) < 2 or target.dtype != "i64":
         return NotImplemented
     dtype = compute_type(x.dtype)
 
     def formula(body: Body, point: Point) -> Val:
-        row, column = point
-        counts, label = _label(body, x, target, (row,), ignored)
-        slope = -body.cast(body.load(grad, (row,) if reduction == NONE else ()), dtype)
+        column, place = point[1], (point[0], *point[2:])
+        counts, label = _label(body, x, target, place, ignored)
+        slope = -body.cast(body.load(grad, place if reduction == NONE else ()), dtype)
         if weight is not None:
             slope = slope * body.cast(body.load(weight, (label,)), dtype)
         if reduction == MEAN:

@@ -91,7 +91,7 @@ class Lowered:
 
 
 def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
-    _check_devices(graph_module)
+    of_host = _numbers_of_host(graph_module)
     builder = Builder(ctx)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
@@ -106,7 +106,7 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             if isinstance(value, torch.Tensor):
                 held = number_held(value)
                 name = f"in{len(inputs)}" if held is None or held in builder.buffers else held
-                env[node] = builder.allocate(value, "input", name)
+                env[node] = builder.allocate(value, "number" if node in of_host else "input", name)
                 inputs.append(env[node].buffer)
             else:
                 env[node] = value
@@ -129,22 +129,27 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants))
 
 
-def _check_devices(graph_module: fx.GraphModule) -> None:
-    """A program has one memory, so all its tensors are on one device."""
-    seen: dict[torch.device, fx.Node] = {}
+def _numbers_of_host(graph_module: fx.GraphModule) -> set[fx.Node]:
+    """A program has one memory, so all its tensors are on one device: but for inputs of one element on the CPU, beside
+    tensors of another device, which the host passes to kernels as numbers."""
+    seen: dict[torch.device, list[fx.Node]] = {}
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            seen.setdefault(value.device, node)
-    if len(seen) > 1:
-        *_, other = seen.values()
+            seen.setdefault(value.device, []).append(node)
+    if len(seen) < 2:
+        return set()
+    numbers = seen.get(torch.device("cpu"), [])
+    if len(seen) > 2 or any(n.op != "placeholder" or n.meta["val"].dim() != 0 for n in numbers) or not numbers:
+        *_, (other, *_) = seen.values()
         names = " and ".join(sorted(map(str, seen)))
         raise CaptureError(f"tensors are on {names}: a graph is compiled for one device", source=source_of(other))
+    return set(numbers)
 
 
 def _with_numbers(program: Program, formulas: Mapping[str, Formula], given: Sequence[Any]) -> Program:
     """The program with what is known only at run time, and where it comes from: `given` are values like its inputs."""
-    sizes, floats = size_sources(given), {source.name: source for source in number_sources(given)}
+    floats = {source.name: source for source in number_sources(given)}
     atoms = {atom for e in program_exprs(program) for atom in e.atoms() if isinstance(atom, Size)}
     computed = {atom.name: atom.formula for atom in atoms if atom.formula is not None}
     read = {name for step in program.steps for name in step.reads}
@@ -152,15 +157,22 @@ def _with_numbers(program: Program, formulas: Mapping[str, Formula], given: Sequ
     passed = {number.name for call in program.calls for number in numbers((call.args, call.kwargs))}
     symbols = {symbol for formula in (*computed.values(), *made.values()) for symbol in formula.symbols}
     unknown = {atom.name for atom in atoms if atom.formula is None} | symbols | {n for n in made if made[n].text == n}
+    sizes = size_sources(given, unknown)
     unknown -= {source.name for source in sizes} | floats.keys()
     if unknown:
         raise LoweringError(f"the number {min(unknown)} is known only at run time, and no input tells it")
+    of_host = [
+        NumberSource(name, position)
+        for position, name in enumerate(program.inputs)
+        if name in read - symbols - passed and program.buffers[name].kind == "number"
+    ]
     return replace(
         program,
         buffers=program.buffers | {name: Buffer(name, "f64", ONE, "number") for name in made},
         sizes=(*sizes, *(SizeSource(name, formula=formula) for name, formula in sorted(computed.items()))),
         numbers=(
             *(source for name, source in floats.items() if name in symbols | passed),
+            *of_host,
             *(NumberSource(name, formula=formula) for name, formula in made.items()),
         ),
     )

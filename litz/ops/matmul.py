@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
 
 @lowers(aten.addmm.default)
 def addmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
-    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]):
+    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]) or alpha == 0:
         return b.library(node, (bias, x, y), {"beta": beta, "alpha": alpha})
 
     def finish(body: Body, point: tuple, total: Val) -> Val:
@@ -113,6 +114,9 @@ def _rows_times(b: Builder, node: fx.Node, x: View, y: View, bias: View | None, 
     dtype = compute_type(x.dtype)
     if not is_float(dtype) or x.sizes[1] is ZERO:
         return NotImplemented
+    if alpha == 0 and dtype == x.dtype:
+        # The library computes no product then, whatever it is of; of halves, eager does.
+        return b.pointwise(node.meta["val"], partial(_scaled, bias, beta, dtype))
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
@@ -121,8 +125,14 @@ def _rows_times(b: Builder, node: fx.Node, x: View, y: View, bias: View | None, 
     total = over(space, body, "sum", factors[0] * factors[1])
     total = total if alpha == 1 else total * alpha
     if bias is not None:
-        added = body.cast(body.load(bias, broadcast(bias, point)), dtype)
-        total = total + (added if beta == 1 else added * beta)
+        total = total + _scaled(bias, beta, dtype, body, point)
     body.store(out, point, total)
     b.emit(space, body)
     return out
+
+
+def _scaled(bias: View | None, beta: float, dtype: str, body: Body, point: tuple) -> Val:
+    if bias is None:
+        return body.const(0, dtype)
+    added = body.cast(body.load(bias, broadcast(bias, point)), dtype)
+    return added if beta == 1 else added * beta

@@ -13,7 +13,7 @@ from torch import fx
 from litz.loop.dtype import DTYPES, compute_type, from_torch, to_torch
 from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import POSITIONS, View
-from litz.ops.builder import Body, Builder, Point, Space, Val, numel
+from litz.ops.builder import Body, Builder, Point, Space, Val, numel, wants
 from litz.ops.registry import lowers
 
 aten = torch.ops.aten
@@ -260,8 +260,19 @@ def _batch_norm_inference(
         scale, shift = _scale_and_shift(body, centre, rstd, weight, bias, channel)
         return body.apply("fma", body.cast(body.load(x, point), dtype), scale, shift)
 
+    def kept_mean(body: Body, point: Point) -> Val:
+        return body.cast(body.load(mean, point), dtype)
+
+    def kept_rstd(body: Body, point: Point) -> Val:
+        return body.apply("rsqrt", body.cast(body.load(var, point), dtype) + eps)
+
     out = b.pointwise(fakes[0], formula)
-    return (out, *(b.allocate(f) for f in fakes[1:]))
+    # Eager tells what it has normalised by on GPUs; on CPUs these results are empty.
+    rest = [b.allocate(f) for f in fakes[1:]]
+    for number, told in enumerate((kept_mean, kept_rstd)):
+        if wants(node, number + 1) and rest[number].sizes != (ZERO,):
+            b.pointwise(fakes[number + 1], told, rest[number])
+    return (out, *rest)
 
 
 @lowers(aten.native_group_norm.default)

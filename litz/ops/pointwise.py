@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from litz.compat import ignores_a_lone_bound_of_nan
-from litz.loop.dtype import compute_type, from_torch, is_float, to_torch
+from litz.loop.dtype import DTYPES, compute_type, from_torch, is_float, to_torch
 from litz.loop.expr import ONE
 from litz.loop.ir import View
+from litz.loop.scalar import SCALARS
 from litz.ops.builder import Body, Builder, Numeral, Point, Val, computed, dtype_of, operand
 from litz.ops.registry import lowers, lowers_later
 
@@ -58,6 +59,11 @@ def promoted(node: fx.Node, *positions: int) -> str:
     name = from_torch(dtype)
     assert name is not None
     return name
+
+
+def _computes(op: str, node: fx.Node) -> bool:
+    """Whether there is such an operator for the type of the result: fakes take bits of floats, which eager refuses."""
+    return DTYPES[computed(node.meta["val"])].kind in SCALARS[op].kinds
 
 
 # -- one scalar operator each: (ATen operator, scalar operator) ----------------------------------
@@ -111,6 +117,8 @@ _BINARY = {
 for _name, _targets in _BINARY.items():
 
     def _binary(b: Builder, node: fx.Node, x: Any, y: Any, _op: str = _name) -> Any:
+        if not _computes(_op, node):
+            return NotImplemented
         return elementwise(b, node, lambda body, u, v: body.apply(_op, u, v), x, y)
 
     lowers(*_targets)(_binary)
@@ -260,15 +268,19 @@ def _repeated_product(body: Body, value: Val, times: int) -> Val:
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(b: Builder, node: fx.Node, x: Any, y: Any) -> Any:
     dtype = computed(node.meta["val"])
+    # A root differs from a power at minus zero and minus infinity, and of halves eager takes powers.
+    roots = (0.5, -0.5) if dtype_of(node.meta["val"]) != "f16" else ()
 
     def formula(body: Body, u: Val, v: Val) -> Val:
-        return body.apply("pow", u, v)
+        power = body.apply("pow", u, v)
+        if roots and isinstance(y, torch.SymFloat):  # which eager compares, where it knows it
+            power = body.where(v.eq(0.5), body.apply("sqrt", u), power)
+            return body.where(v.eq(-0.5), body.apply("rsqrt", u), power)
+        return power
 
     if isinstance(y, (int, float)) and isinstance(x, View):
         if 0 <= y <= _MOST_PRODUCTS and float(y).is_integer() and dtype != "b1":
             return elementwise(b, node, lambda body, u: _repeated_product(body, u, int(y)), x)
-        # A root differs from a power at minus zero and minus infinity, and of halves eager takes powers.
-        roots = (0.5, -0.5) if dtype_of(node.meta["val"]) != "f16" else ()
         if is_float(dtype) and y in (*roots, -1):
             op = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[y]
             return elementwise(b, node, lambda body, u: body.apply(op, u), x)
@@ -373,8 +385,8 @@ def logical_not(b: Builder, node: fx.Node, x: View) -> View:
 
 
 @lowers(aten.bitwise_not.default)
-def bitwise_not(b: Builder, node: fx.Node, x: View) -> View:
-    return elementwise(b, node, lambda body, v: ~v, x)
+def bitwise_not(b: Builder, node: fx.Node, x: View) -> Any:
+    return elementwise(b, node, lambda body, v: ~v, x) if _computes("not", node) else NotImplemented
 
 
 # -- activations ------------------------------------------------------------------------------

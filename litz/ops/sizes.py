@@ -9,7 +9,7 @@ compiles anew where it is another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -83,6 +83,12 @@ def number_held(value: Any) -> str | None:
     return str(symbol) if symbol.is_Symbol else None
 
 
+def known_float(value: Any) -> float | None:
+    """The float that a fake tensor holds, where it was asked for its value, and Dynamo guards it."""
+    held = value.item_memo if number_held(value) is not None else None
+    return None if held is None else held.node.maybe_as_float()
+
+
 def whole_held(value: Any) -> str | None:
     """The symbol of the whole number that a fake tensor of one element holds, where Dynamo has given it one."""
     held = value.item_memo if isinstance(value, FakeTensor) else None
@@ -100,18 +106,31 @@ def size_name(size: torch.SymInt) -> str | None:
     return None
 
 
-def size_sources(values: Iterable[Any]) -> tuple[SizeSource, ...]:
-    """Where, among arguments such as these, the value of each size is found: the first place that tells it."""
+def size_sources(values: Iterable[Any], used: Collection[str] = ()) -> tuple[SizeSource, ...]:
+    """Where, among arguments such as these, the value of each size is found: the first place that tells it.
+
+    `used`: names of sizes that were read earlier. A guard may have made another expression of such a size since.
+    """
     found: dict[str, SizeSource] = {}
     for position, value in enumerate(values):
-        name = size_name(value) if isinstance(value, torch.SymInt) else whole_held(value)
+        name = None if isinstance(value, torch.SymInt) else whole_held(value)
         if name is not None:
             found.setdefault(name, SizeSource(name, position))
-        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            name = size_name(size) if isinstance(size, torch.SymInt) else None
-            if name is not None:
+        whole = [(None, value)] if isinstance(value, torch.SymInt) else []
+        for dim, size in (*whole, *enumerate(value.shape if isinstance(value, torch.Tensor) else ())):
+            for name in _names(size, used) if isinstance(size, torch.SymInt) else ():
                 found.setdefault(name, SizeSource(name, position, dim))
     return tuple(found.values())
+
+
+def _names(size: torch.SymInt, used: Collection[str]) -> Iterator[str]:
+    """The name of a size, and the one that it had before a guard told more of it, where that is used."""
+    name = size_name(size)
+    if name is not None:
+        yield name
+    first = size.node._expr
+    if used and str(first) != name and first.is_Symbol and str(first) in used:
+        yield str(first)
 
 
 def number_sources(values: Iterable[Any]) -> tuple[NumberSource, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from litz.capture.autograd import Absent, Differentiable
-from litz.capture.run_graph import as_written
+from litz.capture.run_graph import as_written_once_called
 from litz.capture.wrappers import wrap
 from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.executable import Executable
@@ -19,7 +19,7 @@ def bind(
     load: Callable[[Artifact], Executable] = Executable,
 ) -> Callable[..., Any]:  # fmt: skip
     """`function`, the user's own, runs wherever the code cannot; `backward` is asked for when tangents arrive."""
-    eager = as_written(function)
+    eager = as_written_once_called(function)
     forward = load(compiled.forward)
     if compiled.training is None:
         wrapped = wrap(forward, compiled.signature, eager)

@@ -34,7 +34,8 @@ class Capture(Protocol):
 class Policy:
     """`asked`: whether the user wants captures wherever they are possible; else they must pay. `calls`: alike ones,
     without an answer, before one is captured; `samples`: calls that are timed; `most`: captures of one program;
-    `least`: what a call must start at least; `most_bytes`: of memory that a capture may keep."""
+    `least`: what a call must start at least; `most_bytes`: of arguments that a replay may copy, and of memory that a
+    capture may keep, unless a `share` of the device's is more."""
 
     asked: bool
     calls: int
@@ -42,10 +43,22 @@ class Policy:
     most: int = 16
     least: int = 1
     most_bytes: int | None = None
+    share: float = 0.0
+
+    def why_too_large(self, kept: int, copied: int, device: int) -> str | None:
+        """`kept`, `copied`: bytes; `device`: those of the device."""
+        if self.most_bytes is None:
+            return None
+        if copied > self.most_bytes:
+            return f"{copied / 2**20:,.0f} MiB of arguments would be copied at each call"
+        if kept > max(self.most_bytes, self.share * device):
+            return f"it would keep {kept / 2**20:,.0f} MiB of memory for itself"
+        return None
 
 
 ASKED_FOR = Policy(True, calls=2)
-WHERE_IT_PAYS = Policy(False, calls=4, least=4, most_bytes=1 << 30)
+# A step of training keeps all that its backward will read: of a large device, that may be some GiB.
+WHERE_IT_PAYS = Policy(False, calls=4, least=4, most_bytes=1 << 30, share=1 / 16)
 
 
 def policy_for(mode: str) -> Policy | None:

@@ -1,9 +1,12 @@
-"""CUDA graphs of torch's: work in, something that starts all of it at once out.
+"""CUDA graphs: work in, something that starts all of it at once out.
 
 In: a function that starts work on the current stream. Out: a `Graph`, and what the function returned, whose memory is
-the graph's. Memory that a graph needs comes from a pool. All graphs that are replayed on one stream share one: they run
-one after the other there, so their temporaries may lie in the same memory. (What must outlive a replay is held by
-whoever asked for the capture, so no other graph is given it.) A call on another stream has graphs of its own.
+the graph's. Work that draws random numbers is captured by torch, which has the generator take part in that; other work
+without the generator (`bare_graph.py`), so that other threads draw as ever.
+
+Memory that a graph needs comes from a pool. All graphs that are replayed on one stream share one: they run one after
+the other there, so their temporaries may lie in the same memory. (What must outlive a replay is held by whoever asked
+for the capture, so no other graph is given it.) A call on another stream has graphs of its own.
 
 A capture that fails leaves the device, the allocator and the generator as they were.
 """
@@ -21,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from litz.compat import mend_after_capture
+from litz.runtime.bare_graph import BareGraph
 from litz.runtime.captures import Time
 
 T = TypeVar("T")
@@ -44,7 +48,7 @@ class Pool:
 
 
 class Graph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Pool):
+    def __init__(self, graph: torch.cuda.CUDAGraph | BareGraph, pool: Pool):
         self._graph, self.pool = graph, pool
 
     def replay(self) -> None:
@@ -92,6 +96,15 @@ class Recorder:
             return f"{_MOST_BROKEN} captures broke off on this device"
         return None
 
+    @property
+    def device_bytes(self) -> int:
+        """Of memory that the device has."""
+        return torch.cuda.get_device_properties(self._index).total_memory
+
+    def give_back_spare_memory(self) -> None:
+        """What torch keeps for later, and nobody uses now. It waits for the device."""
+        torch.cuda.empty_cache()
+
     def stream(self) -> int:
         return torch._C._cuda_getCurrentRawStream(self._index)
 
@@ -103,18 +116,18 @@ class Recorder:
         pool = _pools.get((self._index, stream))
         return None if pool is None else pool.lent
 
-    def record(self, stream: int, run: Callable[[], T]) -> tuple[Graph, T]:
-        """`run` starts work on the current stream, which is another one than the caller's then."""
+    def record(self, stream: int, run: Callable[[], T], draws: bool) -> tuple[Graph, T]:
+        """`run` starts work on the current stream, which is another one than the caller's then. `draws`: whether that
+        takes from the default generator's random numbers."""
         if not _capturing.acquire(blocking=False):
             raise NotNow
         try:
-            return self._record(stream, run)
+            return self._record(stream, run, torch.cuda.CUDAGraph() if draws else BareGraph(self._index))
         finally:
             _capturing.release()
 
-    def _record(self, stream: int, run: Callable[[], T]) -> tuple[Graph, T]:
+    def _record(self, stream: int, run: Callable[[], T], graph: torch.cuda.CUDAGraph | BareGraph) -> tuple[Graph, T]:
         pool = _pools.get((self._index, stream)) or Pool()
-        graph = torch.cuda.CUDAGraph()
         mine = torch.cuda.current_stream()
         aside = _streams.get(self._index) or _streams.setdefault(self._index, torch.cuda.Stream())
         aside.wait_stream(mine)
@@ -143,10 +156,11 @@ class Recorder:
         _pools[self._index, stream] = pool
         return Graph(graph, pool), made
 
-    def _mend(self, stream: int, graph: torch.cuda.CUDAGraph, pool: Pool, error: Exception) -> None:
+    def _mend(self, stream: int, graph: torch.cuda.CUDAGraph | BareGraph, pool: Pool, error: Exception) -> None:
         _pools.pop((self._index, stream), None)  # the allocator may still think that it serves a capture with it
-        _broken.setdefault(self._index, []).append((graph, pool))
-        mend_after_capture(graph, self._index, pool.handle)
+        if not isinstance(graph, BareGraph):
+            _broken.setdefault(self._index, []).append((graph, pool))
+            mend_after_capture(graph, self._index, pool.handle)
         raise Uncapturable(f"the capture broke off: {_told(error)}") from error
 
 

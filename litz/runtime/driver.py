@@ -26,7 +26,7 @@ class Kernels:
     """Kernels on the current device, in the order of the code that they come from."""
 
     def __init__(self, codes: Sequence[GpuCode], driver: Any = None):
-        self._driver = _cuda() if driver is None else driver
+        self._driver = cuda() if driver is None else driver
         if driver is None:
             make_current()
         self.handles: list[int] = []
@@ -87,7 +87,7 @@ def make_current() -> None:
     index = torch.cuda.current_device()
     if getattr(_HERE, "device", None) == index:
         return
-    context, driver = ctypes.c_void_p(), _cuda()
+    context, driver = ctypes.c_void_p(), cuda()
     status = driver.cuCtxGetCurrent(ctypes.byref(context))
     if not status and context.value is None:
         status = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
@@ -98,7 +98,7 @@ def make_current() -> None:
 
 
 @lru_cache(maxsize=1)
-def _cuda() -> Any:
+def cuda() -> Any:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -108,4 +108,4 @@ def _cuda() -> Any:
         ) from error  # fmt: skip
 
 
-__all__ = ["Kernels", "make_current"]
+__all__ = ["Kernels", "cuda", "make_current"]

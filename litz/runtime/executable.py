@@ -190,6 +190,8 @@ class Executable:
         frame, frames = self._frame_for(measured)
         frames.append(frame)
         made = sum(math.prod(one.sizes) * one.dtype.itemsize for due in frame.due for one in due)
+        owned = (self.plan.buffers[name] for name in self.plan.owned)  # which operators allocate
+        made += sum(b.size.at(measured) * DTYPES[b.dtype].bytes for b in owned if b.dtype in DTYPES)
         return frame.bytes + sum(frame.apart.values()) + made
 
     # -- its steps ----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ BEFORE_REPLAYS = frozenset(("litz::reserve",))
 # In names of operators that ask the device for something before they go on.
 _ASK = ("linalg", "cholesky", "geqrf", "ormqr", "triangular_solve", "svd", "eig", "_ctc_loss", "_fused_moving_avg")
 _ASKING_TAGS = ("cudagraph_unsafe", "data_dependent_output", "dynamic_output_shape")
+_MUCH = 1 << 30  # bytes
 _use_count = torch._C._storage_Use_Count
 _address = torch.Tensor.data_ptr
 
@@ -86,7 +87,9 @@ class Graphs:
         self.captures = Captures(replays.policy, lambda text: replays.say(f"{part}: {text}"), varies)
         self.lends: Collection[int] = ()
         given = len(plan.inputs) - len(executable.constants)
-        self.positions = [position for position, name in enumerate(plan.inputs[:given]) if name is not None]
+        # Numbers of the host's are no memory of the device's: they are in the key.
+        on_device = {name for name, buffer in plan.buffers.items() if buffer.kind == "input"}
+        self.positions = [position for position, name in enumerate(plan.inputs[:given]) if name in on_device]
         self._has_floats = bool(plan.numbers)
         self.written = frozenset(i for i in self.positions if plan.inputs[i] in plan.written)
         self._lock = threading.Lock()
@@ -145,10 +148,11 @@ class Graphs:
         if fixed is None:
             return None
         moving = [position for place, position in enumerate(self.positions) if place not in set(fixed)]
-        kept = executable.bytes_for(measured) + sum(args[position].nbytes for position in moving)
-        most = self.captures.policy.most_bytes
-        if most is not None and kept > most:
-            self.captures.refuse(key, f"it would keep {kept / 2**20:,.0f} MiB of memory for itself")
+        copied = sum(args[position].nbytes for position in moving)
+        kept = executable.bytes_for(measured) + copied
+        too_large = self.captures.policy.why_too_large(kept, copied, self.recorder.device_bytes)
+        if too_large is not None:
+            self.captures.refuse(key, too_large)
             return None
         why = self.recorder.why_not or self._why_not_now(executable, args)
         if why is not None:
@@ -161,6 +165,8 @@ class Graphs:
         except (Uncapturable, torch.OutOfMemoryError) as failure:
             self.captures.stop(str(failure).splitlines()[0])
             return None
+        if kept > _MUCH:
+            self.recorder.give_back_spare_memory()  # of the calls before, which needed as much
         self.captures.say(f"{capture}; {len(fixed)} arguments are taken where they lie")
         return self.captures.add(key, fixed, addresses, capture)
 
@@ -207,7 +213,8 @@ class Captured:
                 items[cell.at] = items[cell.at]._replace(operator=cell.place)
             names = (*self._copied_names, *self._lent_names)
             run = lambda: executable.run_for(names, items, given, overwrite, measured)  # noqa: E731
-            self._graph, made = graphs.recorder.record(graphs.recorder.stream(), run)
+            draws = bool(executable.plan.draws - BEFORE_REPLAYS)
+            self._graph, made = graphs.recorder.record(graphs.recorder.stream(), run, draws)
         self._inner = [_once(given[position]) for position in moving]
         self._back = [place for place, position in enumerate(moving) if position in graphs.written]
         results, self._lent = made[: len(self._copied_names)], made[len(self._copied_names) :]

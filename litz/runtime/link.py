@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.llvm.build import llvm, target_machine
 from litz.codegen.llvm.gpu_kernels import FUNCTIONS
-from litz.compat import gpu_libraries, openmp_library, torch_library
+from litz.compat import called_libraries
 from litz.errors import CompileError
 from litz.runtime.driver import Kernels
 from litz.runtime.elf import ObjectFile
@@ -28,11 +27,10 @@ class Code:
         self._kernels = Kernels(kernels) if kernels else None
         handles = self._kernels.handles if self._kernels is not None else []
         self._table = (ctypes.c_void_p * len(handles))(*handles)
-        own = {FUNCTIONS: ctypes.addressof(self._table)}
-        address_of = lambda name: own.get(name) or _address_of(name)  # noqa: E731
         files = [ObjectFile(made) for made in objects]
-        _check_symbols(files, target.host, address_of)
-        self._code = Loaded(files, address_of) if can_load(files) else _Engine(objects, target.host)
+        addresses = _addresses(files, {FUNCTIONS: ctypes.addressof(self._table)})
+        _check_symbols(addresses, target.host)
+        self._code = Loaded(files, addresses) if can_load(files) else _Engine(objects, target.host)
 
     @property
     def from_ptx(self) -> int:
@@ -53,7 +51,7 @@ class _Engine:
 
     def __init__(self, objects: Sequence[bytes], target: Target):
         # Kernels call OpenMP's runtime and SLEEF; both are loaded already, and now LLVM can see them.
-        for path in _libraries():
+        for path in called_libraries():
             llvm().load_library_permanently(path)
         # An engine is made of a module, and outlives the module's context unless that is the one of the process.
         self._engine = llvm().create_mcjit_compiler(llvm().parse_assembly(""), target_machine(target))
@@ -65,14 +63,26 @@ class _Engine:
         return self._engine.get_function_address(name) or self._engine.get_global_value_address(name)
 
 
-def _libraries() -> list[str]:
-    return [path for path in (openmp_library(), torch_library(), *gpu_libraries()) if path is not None]
+_KNOWN: dict[str, int] = {}  # process-wide, as the functions are
 
 
-@lru_cache(maxsize=None)
-def _address_of(name: str) -> int:
-    """Of a function of this process; 0 if it has none of that name."""
-    for library in (*map(ctypes.CDLL, _libraries()), ctypes.CDLL(None)):
+def _addresses(files: Iterable[ObjectFile], own: Mapping[str, int]) -> dict[str, int]:
+    """Of all that the code calls and does not define; 0 where the process has nothing of that name."""
+    wanted: set[str] = set()
+    defined: set[str] = set()
+    for file in files:
+        for name, is_defined in _symbols(file):
+            (defined if is_defined else wanted).add(name)
+    wanted -= defined
+    unknown = wanted - own.keys() - _KNOWN.keys()
+    if unknown:
+        libraries = [*map(ctypes.CDLL, called_libraries()), ctypes.CDLL(None)]
+        _KNOWN.update((name, at) for name in unknown if (at := _address_in(libraries, name)))
+    return {name: own.get(name) or _KNOWN.get(name, 0) for name in wanted}
+
+
+def _address_in(libraries: Iterable[ctypes.CDLL], name: str) -> int:
+    for library in libraries:
         try:
             return ctypes.cast(library[name], ctypes.c_void_p).value or 0
         except AttributeError:
@@ -80,14 +90,9 @@ def _address_of(name: str) -> int:
     return 0
 
 
-def _check_symbols(files: Iterable[ObjectFile], target: Target, address_of: Callable[[str], int]) -> None:
+def _check_symbols(addresses: Mapping[str, int], target: Target) -> None:
     """Whether the process has all that the code calls."""
-    wanted: set[str] = set()
-    defined: set[str] = set()
-    for file in files:
-        for name, is_defined in _symbols(file):
-            (defined if is_defined else wanted).add(name)
-    missing = sorted(name for name in wanted - defined if not address_of(name))
+    missing = sorted(name for name, address in addresses.items() if not address)
     if missing:
         raise CompileError(
             f"generated code for {target} calls {', '.join(missing)}, which this process does not have",

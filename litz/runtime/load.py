@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -56,7 +56,8 @@ class _Layout:
 class Loaded:
     """The objects' code, in memory as long as this is."""
 
-    def __init__(self, files: Sequence[ObjectFile], address_of: Callable[[str], int]):
+    def __init__(self, files: Sequence[ObjectFile], outside: Mapping[str, int]):
+        """`outside`: where those things lie that no object defines."""
         layout = _laid_out(files)
         self._memory = mmap.mmap(-1, max(layout.end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -67,7 +68,7 @@ class Loaded:
             if symbol.name and not symbol.is_local and (n, symbol.section) in layout.places
         }
         self._copy(files, layout)
-        self._fill_table(layout, address_of)
+        self._fill_table(layout, outside)
         for n, file in enumerate(files):
             for relocation in file.relocations:
                 if (n, relocation.section) in layout.places:
@@ -85,9 +86,9 @@ class Loaded:
             if section.kind != NO_BYTES:
                 self._memory[at : at + section.size] = files[n].bytes_of(section)
 
-    def _fill_table(self, layout: _Layout, address_of: Callable[[str], int]) -> None:
+    def _fill_table(self, layout: _Layout, outside: Mapping[str, int]) -> None:
         for name, at in layout.table.items():
-            struct.pack_into("<Q", self._memory, at, self._addresses.get(name) or address_of(name))
+            struct.pack_into("<Q", self._memory, at, self._addresses.get(name) or outside[name])
         for name, at in layout.jumps.items():
             jump = _JUMP + struct.pack("<i", layout.table[name] - (at + len(_JUMP) + 4))
             self._memory[at : at + len(jump)] = jump

@@ -60,7 +60,7 @@ class Draft(_Body):
             return None
         draft.take(addition, kernel.name, kernel.origins)
         draft.ordered, draft._kernel = kernel.ordered, kernel
-        draft.updates = any(store.update is not None for store in kernel.stores)
+        draft.updates = any(store.updates for store in kernel.stores)
         return draft
 
     def addition(

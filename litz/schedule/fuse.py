@@ -14,26 +14,27 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from litz.context import Context
-from litz.loop.ir import Apply, Kernel, Load, Program, Step, View
-from litz.loop.scalar import SCALARS
+from litz.loop.cost import is_cheap, is_formula
+from litz.loop.ir import Kernel, Load, Program, Step, View
 from litz.schedule.align import Refusal
 from litz.schedule.check_first import draws
 from litz.schedule.depend import Dependences, Node
 from litz.schedule.draft import Draft
-from litz.schedule.merge import inline, merge
+from litz.schedule.inline import inline, inline_masked
+from litz.schedule.merge import merge
 from litz.schedule.resolve_places import is_position, resolve_places
 from litz.schedule.separate import separate
-from litz.schedule.simplify import live_ops
+from litz.schedule.simplify import without_dead_stores
 
-_CHEAP = 8  # operations an element: computing them again costs less than a round trip through memory
 _SHARED_LEAST = 1024  # points: fewer are not worth a kernel of their own, nor a search for company
 
 
 def fuse(program: Program, ctx: Context) -> Program:
-    steps = _without_dead_stores(program, program.steps)
+    steps = without_dead_stores(program, program.steps)
     steps = _inline_cheap(program, steps, ctx)
+    steps = _inline_masked(program, steps, ctx)
     steps = separate(program, steps, ctx)
-    return replace(program, steps=tuple(_without_dead_stores(program, _Fusion(program, ctx).run(steps))))
+    return replace(program, steps=tuple(without_dead_stores(program, _Fusion(program, ctx).run(steps))))
 
 
 class _Fusion:
@@ -123,22 +124,6 @@ def _common(names: Collection[str], others: Collection[str]) -> Iterator[str]:
     return (name for name in names if name in others)
 
 
-def _without_dead_stores(program: Program, steps: tuple[Step, ...] | list[Step]) -> list[Step]:
-    """Drop what nobody reads, from the end backwards."""
-    live = {v.buffer for v in program.outputs if isinstance(v, View)}
-    kept: list[Step] = []
-    for step in reversed(steps):
-        if isinstance(step, Kernel):
-            dead = {n for n in step.writes if n not in live and program.buffers[n].kind == "temp"}
-            trimmed = live_ops(step, dead) if dead else step
-            if trimmed is None:
-                continue
-            step = trimmed
-        live.update(step.reads)
-        kept.append(step)
-    return kept[::-1]
-
-
 def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Step]:
     """Compute again, where it is read, what costs less than it would to store and load."""
     makers: dict[str, Kernel] = {}
@@ -160,11 +145,41 @@ def _inline_cheap(program: Program, steps: list[Step], ctx: Context) -> list[Ste
             if _is_cheap(program, step, written, outputs):
                 makers[step.writes[0]] = step
         result.append(step)
-    return _without_dead_stores(program, result)
+    return without_dead_stores(program, result)
+
+
+def _inline_masked(program: Program, steps: list[Step], ctx: Context) -> list[Step]:
+    """Compute, where it is read, what only one kernel reads, and that through a mask: the two could not be merged."""
+    outputs = {v.buffer for v in program.outputs if isinstance(v, View)}
+    readers: dict[str, int] = {}
+    last_written: dict[str, int] = {}
+    made = {name for step in steps if isinstance(step, Kernel) for name in step.writes}
+    for at, step in enumerate(steps):
+        for name in step.reads:
+            readers[name] = readers.get(name, 0) + 1
+        for name in step.writes:
+            last_written[name] = at
+    makers: dict[str, tuple[int, Kernel]] = {}
+    result: list[Step] = []
+    for at, step in enumerate(steps):
+        if isinstance(step, Kernel):
+            for name in dict.fromkeys(op.buffer for op in step.loads if op.mask is not None):
+                made_at, maker = makers.get(name, (at, None))
+                if maker is None or any(read in made or last_written.get(read, -1) > made_at for read in maker.reads):
+                    continue  # what a kernel makes is better stored by a kernel that the formula joins
+                merged = inline_masked(maker, step, name)
+                if not isinstance(merged, Refusal) and ctx.spend(f"inline {maker.name} into {step.name}"):
+                    step = merged
+            if is_formula(step) and program.buffers[step.writes[0]].kind == "temp":
+                name = step.writes[0]
+                if name not in outputs and readers.get(name) == 1 and last_written[name] == at:
+                    makers[name] = (at, step)
+        result.append(step)
+    return without_dead_stores(program, result)
 
 
 def _is_cheap(program: Program, kernel: Kernel, written: Collection[str], outputs: Collection[str]) -> bool:
-    """Made from constants and positions, or from a few elements: a mask, a scalar, a broadcast."""
+    """Made from constants, positions and numbers of the host, or from a few elements: a mask, a scalar, a broadcast."""
     if kernel.reduced or len(kernel.stores) != 1:
         return False
     made = program.buffers[kernel.writes[0]]
@@ -172,10 +187,9 @@ def _is_cheap(program: Program, kernel: Kernel, written: Collection[str], output
         return made.kind != "input"
     if made.kind != "temp" or made.name in outputs:
         return False
-    cost = sum(SCALARS[op.op].cost for op in kernel.body if isinstance(op, Apply))
-    if cost > _CHEAP:
+    if not is_cheap(kernel):
         return False
     sizes = [program.buffers[op.buffer] for op in kernel.body if isinstance(op, Load)]
     if any(b.kind == "input" and b.name in written for b in sizes):
         return False
-    return all(b.size.hint * 8 <= made.size.hint for b in sizes)
+    return all(b.kind == "number" or b.size.hint * 8 <= made.size.hint for b in sizes)

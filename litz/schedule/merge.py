@@ -1,26 +1,23 @@
 """Merge two kernels into one: their iteration spaces aligned, values in the place of memory.
 
 In: a producer and a consumer, or two readers of one buffer. Out: the `Merge`, which is complete but not done yet, or
-the `Refusal` that says why the two stay two. `inline` has a kernel compute again what another one stores.
+the `Refusal` that says why the two stay two.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from litz.loop.contraction import contraction
-from litz.loop.expr import Expr
-from litz.loop.ir import Kernel, Load, Store
-from litz.loop.radix import flat, mixed_radix, volume
+from litz.loop.radix import flat, volume
 from litz.schedule.align import Moved, Refusal, Space, align
-from litz.schedule.draft import Addition, Draft, divided_axes
+from litz.schedule.draft import Addition, Draft
 from litz.schedule.split_reductions import cut_of, is_known_early
 from litz.target import Machine
 
-_LARGEST_BODY = 240
+LARGEST_BODY = 240
 
-_TOO_LARGE = Refusal(f"together they have more than {_LARGEST_BODY} operators")
-_PRODUCT_SECOND = Refusal("a matrix product takes its arguments from memory")
+TOO_LARGE = Refusal(f"together they have more than {LARGEST_BODY} operators")
+PRODUCT_SECOND = Refusal("a matrix product takes its arguments from memory")
 _PRODUCT_FIRST = Refusal("after a matrix product come the readers of its result that reduce nothing")
 _ORDERED = Refusal("one of them takes its steps one after the other")
 _AGAIN = Refusal("it would be computed again for every step that updates memory")
@@ -29,7 +26,6 @@ _NOT_MADE = Refusal("what both read would be read once, but reduced once for eve
 _FEW_ROWS = Refusal("there are too few rows to share among threads")
 _POSITIONS = Refusal("the two count positions in another order")
 _NO_PRODUCT = Refusal("the matrix product would no longer be one")
-_OTHER_PLACES = Refusal("the elements read are not the elements made")
 
 
 class Merge(NamedTuple):
@@ -48,8 +44,8 @@ class Merge(NamedTuple):
 
 def merge(first: Draft, second: Draft, buffer: str, target: Machine) -> Union[Merge, Refusal]:
     """`first` runs before `second`; `buffer` is stored by `first`, or loaded by both, and loaded by `second`."""
-    if len(first.ops) + len(second.ops) > _LARGEST_BODY:
-        return _TOO_LARGE
+    if len(first.ops) + len(second.ops) > LARGEST_BODY:
+        return TOO_LARGE
     if first.ordered or second.ordered:
         if not target.spreads_steps:
             return _ORDERED  # what runs in vectors stays outside
@@ -57,7 +53,7 @@ def merge(first: Draft, second: Draft, buffer: str, target: Machine) -> Union[Me
         if objection is not None:
             return objection
     if second.product is not None:
-        return _PRODUCT_SECOND
+        return PRODUCT_SECOND
     if first.product is not None and (second.space.reduced or buffer not in first.stored):
         return _PRODUCT_FIRST
     here, there = first.index_of(buffer), second.unmasked.get(buffer)
@@ -131,37 +127,3 @@ def _join(first: Draft, second: Draft, moved: Moved, moving: Draft) -> Union[Mer
     if first.product is not None and draft.product_with(addition) is None:
         return _NO_PRODUCT
     return Merge(draft, addition, second)
-
-
-def inline(producer: Kernel, consumer: Kernel, buffer: str) -> Union[Kernel, Refusal]:
-    """The consumer with every load of `buffer` replaced by the producer's formula, computed again there."""
-    if len(producer.body) + len(consumer.body) > _LARGEST_BODY:
-        return _TOO_LARGE
-    if contraction(consumer) is not None:
-        return _PRODUCT_SECOND
-    (made,) = producer.stores
-    number = mixed_radix(made.index, producer.axes)
-    loads = [op for op in consumer.loads if op.buffer == buffer]
-    if number is None or not loads or any(op.mask is not None or op.index.values() for op in loads):
-        return _NO_PLACE
-    formula = tuple(op for op in producer.body if not isinstance(op, Store))
-    draft = Draft(consumer.name, Space(consumer.axes, consumer.reduced))
-    values: dict[Expr, str] = {}
-    for index in dict.fromkeys(op.index for op in loads):
-        moved = number.digits_of(index)
-        if made.index.substitute(moved) is not index:
-            return _OTHER_PLACES
-        begun = draft.addition(formula, moved)
-        if isinstance(begun, Refusal):
-            return begun
-        draft.take(begun, consumer.name, producer.origins)
-        values[index] = begun.names[made.value]
-    addition = draft.addition(consumer.body, {}, {op.name: values[op.index] for op in loads})
-    if isinstance(addition, Refusal):
-        return addition
-    touched = {op.index for op in consumer.body if isinstance(op, (Load, Store))}
-    objection = draft.objection(addition, set().union(*map(divided_axes, touched)))
-    if objection is not None:
-        return objection
-    draft.take(addition, consumer.name, consumer.origins)
-    return draft.kernel()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from litz.loop.expr import Axis, Expr, FloorDiv, Mod, expr
-from litz.loop.ir import Apply, Check, Index, Kernel, Load, Program, Reduce, Store, View, operands
+from litz.loop.ir import Apply, Check, Index, Kernel, Load, Program, Reduce, Step, Store, View, operands
 
 
 def mark_outputs(program: Program) -> Program:
@@ -111,3 +112,19 @@ def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:
     if not any(isinstance(op, Store) for op in body):
         return kernel if any(isinstance(op, Check) for op in kernel.body) else None
     return replace(kernel, body=tuple(reversed(body)))
+
+
+def without_dead_stores(program: Program, steps: Sequence[Step]) -> list[Step]:
+    """Drop what nobody reads, from the end backwards."""
+    live = {v.buffer for v in program.outputs if isinstance(v, View)}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Kernel):
+            dead = {n for n in step.writes if n not in live and program.buffers[n].kind == "temp"}
+            trimmed = live_ops(step, dead) if dead else step
+            if trimmed is None:
+                continue
+            step = trimmed
+        live.update(step.reads)
+        kept.append(step)
+    return kept[::-1]

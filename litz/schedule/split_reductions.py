@@ -38,6 +38,7 @@ from litz.loop.ir import (
 from litz.loop.lanes import vector_axis
 from litz.loop.passes import pass_of_each
 from litz.loop.radix import flat, volume
+from litz.loop.totals import totals_of
 from litz.target import Machine
 
 _ACCESS_BYTES = 16  # that a thread reads at once
@@ -47,7 +48,11 @@ _WORTH_HANGING_OVER = 8  # parts, for which each step may as well be asked wheth
 def split_reductions(program: Program, ctx: Context) -> Program:
     buffers = dict(program.buffers)
     steps: list[Step] = []
+    in_parts = {op.buffer for kernel in program.kernels for op in totals_of(kernel)}
     for step in program.steps:
+        if not in_parts.isdisjoint(step.reads):
+            steps.append(step)  # puts parts together already
+            continue
         if isinstance(step, Kernel) and (cut := cut_of(step, ctx.target)) is not None:
             pieces = _Pieces(step, cut).made()
             if pieces is not None and ctx.spend(f"split {step.name}"):

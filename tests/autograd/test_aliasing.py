@@ -366,3 +366,28 @@ def test_what_was_computed_keeps_its_layout_as_an_argument(route: Route, layout:
     agrees(route, lambda x: x.contiguous(), make, calls=1)
     agrees(route, lambda x: (x[1:].reshape(-1), x.reshape(-1), x[0]), make, calls=1)
     agrees(route, lambda x: (x * 2, x.t().contiguous(), x.clone(), x.is_contiguous()), make, calls=1)
+
+
+SEVERAL: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "of an argument": lambda x: x.split(2, 1),
+    "one of them used": lambda x: (x.split(2, 1)[0], x.unbind(1)[3] * 2),
+    "and one of them changed": lambda x: (lambda v: (v[0], v[1] * 2))(x.chunk(2, 1)),
+    "of an intermediate": lambda x: (lambda v: (v[0], v[1], v[1] * 2))((x * 3).split(2, 1)),
+    "views of them": lambda x: (lambda v: (v[0].t(), v[1][1:] * 2))(x.split((1, 3), 1)),
+}
+
+
+@both
+@pytest.mark.parametrize("name", SEVERAL)
+def test_gradients_of_views_made_at_once_are_put_side_by_side(route: Route, name: str) -> None:
+    """Added to zeros, -0.0 would become 0.0. And autograd lets no one write to such views."""
+    function = SEVERAL[name]
+    theirs, mine = grad(3, 4), grad(3, 4)
+    want, found = function(theirs * 1), route(function)(mine * 1)
+    assert_compiled()
+    tangents = [torch.full_like(w, -0.0) for w in want]
+    (eager,), (own,) = torch.autograd.grad(want, theirs, tangents), torch.autograd.grad(found, mine, tangents)
+    assert torch.equal(own.signbit(), eager.signbit())
+    for results in (want, found):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            results[0].mul_(2)

@@ -33,6 +33,7 @@ from litz.ops.here import why_not_here
 from litz.ops.lower import lower
 from litz.options import Options
 from litz.pipeline import trace
+from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
@@ -144,7 +145,11 @@ def run_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], memory: Memory, si
     module = Module(gpu.DIALECT)
     names = tuple(name for name, value in sizes.items() if isinstance(value, int))
     grid = gpu.render(kernel, dict(buffers), module, "kernel", names)
-    code = emulated(module.text())
+    text = module.text()
+    if grid.shared:  # what the host gives each block lies where the kernel says, and is as long as the host says
+        given = f"internal addrspace(3) global [{grid.shared // 4} x float] poison"
+        text = text.replace("external addrspace(3) global [0 x float]", given)
+    code = emulated(text)
     code.run(
         int(grid.blocks.at(sizes)), grid.threads, [memory[b] for b in grid.buffers], [int(sizes[n]) for n in names]
     )
@@ -162,7 +167,8 @@ def run(
     program: Program, inputs: Sequence[torch.Tensor], sizes: Measures | None = None, rtol: float = 1e-5,
     atol: float = 1e-5,
 ) -> Ran:  # fmt: skip
-    """Each kernel is run on what those before it left, and compared with the interpreter on the same."""
+    """Each kernel is run on what those before it left, and compared with the interpreter on the same: on the kernel in
+    the operators that it is rendered in."""
     verify(program)
     known = {**measure(program.sizes, program.numbers, inputs), **(sizes or {})}
     memory = memory_of(program, inputs, known)
@@ -174,7 +180,7 @@ def run(
             ran.others += 1
             continue
         wanted = memory | {name: memory[name].clone() for name in (*step.reads, *step.writes)}
-        _interpret(program, step, wanted, known)
+        _interpret(program, gpu.as_rendered(step), wanted, known)
         run_kernel(step, program.buffers, memory, known)
         for name in step.writes:
             agree(memory[name], wanted[name], rtol, atol, f"{name} of {step.name}")
@@ -226,14 +232,16 @@ def _unwritten(buffer: Buffer, count: int) -> torch.Tensor:
     return flat.fill_(torch.nan if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max)
 
 
-def program_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Program, list[torch.Tensor]]:
+def program_of(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], target: GpuTarget | None = None
+) -> tuple[Program, list[torch.Tensor]]:
     """A function's kernels as they are scheduled for a GPU, and what they are called with."""
-    ctx = Context(Options(), gpu_target())
+    ctx = Context(Options(), target or gpu_target())
     with torch.no_grad():
         graph = trace(lambda *args: function(*args), inputs, None, ctx, False).graph
     lowered = lower(graph, ctx)
-    program = split_reductions(merge_axes(check_first(fuse(mark_outputs(lowered.program), ctx))), ctx)
-    program = join_small(program, ctx)
+    program = merge_axes(check_first(fuse(mark_outputs(lowered.program), ctx)))
+    program = join_small(split_reductions(accumulate(program, ctx), ctx), ctx)
     return program, [*inputs, *lowered.constants]
 
 

@@ -100,7 +100,7 @@ class _Rewriting:
             "presplitcoroutine nounwind {"
         )
         parameters = [p.split() for p in match["parameters"].split(", ") if p]
-        self.buffers = sum(t == "ptr" for t, _ in parameters)
+        self.buffers = sum(name.startswith("%b") for _, name in parameters)
         self.sizes = len(parameters) - self.buffers
         self.parameters = parameters
 
@@ -108,6 +108,10 @@ class _Rewriting:
         self.out.append("entry:")
         for i, (t, name) in enumerate(self.parameters):
             self.emit(f"{name}.slot = getelementptr i64, ptr %arguments, i64 {i}")
+            if t != "ptr" and name.startswith("%b"):  # a number, which is passed itself: here by where it lies
+                self.emit(f"{name}.place = load ptr, ptr {name}.slot")
+                self.emit(f"{name} = load {t}, ptr {name}.place")
+                continue
             self.emit(f"{name} = load {t}, ptr {name}.slot")
             if t == "ptr":
                 self.emit(f"{name}.length = getelementptr i64, ptr %lengths, i64 {i}")
@@ -127,6 +131,9 @@ class _Rewriting:
     # -- what only a GPU has ------------------------------------------------------------------------
     def register(self, match: re.Match[str]) -> None:
         self.emit(f"{match['result']} = add i32 {'%thread' if match['name'] == 'tid' else '%block'}, 0")
+
+    def no_block_above(self, match: re.Match[str]) -> None:
+        self.emit(f"{match['result']} = add i32 0, 0")
 
     def shuffle(self, match: re.Match[str]) -> None:
         assert match["most"] == "31", "of shuffles the lanes are counted to the end of the warp"
@@ -157,6 +164,11 @@ class _Rewriting:
 
     def quotient(self, match: re.Match[str]) -> None:
         self.emit(f"{match['result']} = fdiv float {match['a']}, {match['b']}")
+
+    def upper_product(self, match: re.Match[str]) -> None:
+        a, b = (self.let(f"zext i32 {match[name]} to i64") for name in ("a", "b"))
+        upper = self.let(f"lshr i64 {self.let(f'mul i64 {a}, {b}')}, 32")
+        self.emit(f"{match['result']} = trunc i64 {upper} to i32")
 
     def trap(self, match: re.Match[str]) -> None:
         self.emit(f"call void @report(i64 {TRAPPED}, i64 0, i32 {self.at + 1}, i32 %thread, i32 %block)")
@@ -260,6 +272,8 @@ class _Rewriting:
 
     def _checked(self, live: str, place: str, address: str, count: int, alignment: int) -> str:
         base = self.origin[address][0]
+        if base.startswith("%slot"):
+            return place  # a number that was passed
         length = str(self.shared[base]) if base in self.shared else f"{base}.bytes"
         return self.let(
             f"call ptr @checked(i1 {live}, ptr {place}, ptr {base}, i64 {length}, i64 {count}, i64 {alignment}, "
@@ -297,6 +311,7 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
         (r"  ret void$", _Rewriting.ends),
         (r"}$", _Rewriting.close),
         (_RESULT + r"call i32 @llvm\.nvvm\.read\.ptx\.sreg\.(?P<name>tid|ctaid)\.x\(\)$", _Rewriting.register),
+        (_RESULT + r"call i32 @llvm\.nvvm\.read\.ptx\.sreg\.ctaid\.z\(\)$", _Rewriting.no_block_above),
         (
             _RESULT + r"call i32 @llvm\.nvvm\.shfl\.sync\.bfly\.i32\(i32 (?P<mask>\S+), i32 (?P<value>\S+), "
             r"i32 (?P<step>\d+), i32 (?P<most>\d+)\)$",
@@ -314,6 +329,10 @@ _LINES: list[tuple[re.Pattern[str], Callable[[_Rewriting, re.Match[str]], None]]
             + r"call float @llvm\.nvvm\.(?P<function>ex2\.approx(?:\.ftz)?\.f|rcp\.approx\.ftz\.f|rsqrt\.approx\.f)"
             r"\(float (?P<x>\S+)\)$",
             _Rewriting.approximate,
+        ),
+        (
+            _RESULT + r"call i32 @llvm\.nvvm\.mulhi\.ui\(i32 (?P<a>\S+), i32 (?P<b>\S+)\)$",
+            _Rewriting.upper_product,
         ),
         (
             _RESULT + r"call float @llvm\.nvvm\.div\.full\(float (?P<a>\S+), float (?P<b>\S+)\)$",

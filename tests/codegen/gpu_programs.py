@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -67,14 +68,17 @@ def from_python(artifact: Artifact) -> Counter[str]:
 
 def compile_for_gpu(
     function: Callable[..., Any], inputs: Mapping[str, Any], *, training: bool = False, dynamic: bool = False,
-    moved: str = "rewrite_joint", **options: Any,
+    moved: str = "rewrite_joint", numbers: bool = False, after: Mapping[str, Callable[[Any], Any]] | None = None,
+    **options: Any,
 ) -> ForGpu:  # fmt: skip
-    """`moved`: the stage after which all is on the GPU. Rules that differentiate need it to be on the CPU."""
+    """`moved`: the stage after which all is on the GPU. Rules that differentiate need it to be on the CPU. `numbers`:
+    what single numbers were given, and what is made of them alone, stays on the CPU then. `after`: further hooks."""
     module, given = captured(function, inputs, training, dynamic)
     write_out(module)
     lifted, held = lift_state(module)
     given = [*given, *held.values()]
-    ctx = Context(Options(after={moved: on_gpu}, **options), gpu_target())
+    hooks = {**(after or {}), moved: partial(on_gpu, numbers=numbers)}
+    ctx = Context(Options(after=hooks, **options), gpu_target())
     with torch.set_grad_enabled(training), as_if_on_gpu():
         compiled, backward = compile_to_data(lifted.forward, given, None, ctx, training)
     return ForGpu(compiled.forward, backward, ctx)
@@ -137,13 +141,15 @@ def _attention(
     return found[0]
 
 
-def on_gpu(joint: Joint) -> Joint:
-    """The joint graph as if all of it had been traced on a GPU."""
+def on_gpu(joint: Joint, numbers: bool = False) -> Joint:
+    """The joint graph as if all of it had been traced on a GPU, or all but single numbers."""
     graph = joint.graph.graph
     with mode_of(graph), torch.no_grad():
         for node in graph.nodes:
-            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: GPU, (node.args, node.kwargs))
             value = node.meta.get("val")
+            if numbers and isinstance(value, torch.Tensor) and value.dim() == 0 and not _meets_tensors(node):
+                continue
+            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: GPU, (node.args, node.kwargs))
             if node.op != "call_function":
                 node.meta["val"] = _there(value) if isinstance(value, torch.Tensor) else value
             elif isinstance(node.target, torch._ops.OpOverload):
@@ -152,6 +158,12 @@ def on_gpu(joint: Joint) -> Joint:
             else:
                 node.meta["val"] = node.target(*fx.node.map_arg(node.args, lambda n: n.meta["val"]))  # type: ignore[operator]
     return joint
+
+
+def _meets_tensors(node: fx.Node) -> bool:
+    """Whether it is made of something that is on the GPU by now; a tangent is on the side of its result."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return node.name.startswith("tangent") or any(isinstance(v, torch.Tensor) and v.device == GPU for v in values)
 
 
 def _there(value: torch.Tensor) -> torch.Tensor:

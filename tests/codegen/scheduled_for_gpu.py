@@ -20,6 +20,7 @@ from litz.loop.verify import verify
 from litz.ops.lower import lower
 from litz.options import Options
 from litz.pipeline import trace
+from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
@@ -47,7 +48,7 @@ def gpu_programs(model: torch.nn.Module, inputs: Mapping[str, Any], training: bo
     programs = []
     for graph in graphs:
         program = merge_axes(check_first(fuse(mark_outputs(lower(graph, ctx).program), ctx)))
-        programs.append(join_small(split_reductions(program, ctx), ctx))
+        programs.append(join_small(split_reductions(accumulate(program, ctx), ctx), ctx))
         verify(programs[-1])
     return programs
 

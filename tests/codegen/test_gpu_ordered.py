@@ -259,6 +259,16 @@ def test_embeddings(dtype: torch.dtype, padding: int, by_frequency: bool) -> Non
         emulate.agree(ran.results[0], exact.to(dtype), 1e-5, 1e-5, "gradient")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_embedding_of_one_index(dtype: torch.dtype) -> None:
+    grad = torch.randn(64).to(dtype)
+    program, given = program_of(
+        lambda g, i: aten.embedding_dense_backward(g, i, 20, -1, False), [grad, torch.tensor(3)]
+    )
+    (found,) = run(program, given).results
+    assert torch.equal(found[3], grad) and not found[:3].any() and not found[4:].any()
+
+
 def test_a_large_table_is_not_summed_whole() -> None:
     """Half precision is summed in float32: as much of it as places took rows, not as the table has."""
     program, _ = program_of(

@@ -138,8 +138,8 @@ def test_what_was_made_quickly_starts_kernels_with_what_it_is_given() -> None:
     integer, pointer = ctypes.c_int32, ctypes.c_void_p
     driver = ctypes.CFUNCTYPE(integer, pointer, *[integer] * 7, pointer, pointer, pointer)(launch)
     table = (ctypes.c_void_p * 1)(7000)
-    known = {FUNCTIONS: ctypes.addressof(table), "cuLaunchKernel": ctypes.cast(driver, pointer).value}
-    code = Loaded([ObjectFile(made) for made in program.objects], lambda name: known[name] or 0)
+    known = {FUNCTIONS: ctypes.addressof(table), "cuLaunchKernel": ctypes.cast(driver, pointer).value or 0}
+    code = Loaded([ObjectFile(made) for made in program.objects], known)
     slots = (ctypes.c_int64 * len(program.plan.slots))(*range(100, 100 + len(program.plan.slots)))
     slots[program.plan.slots[STREAM_SLOT]] = 42
     error = ctypes.c_int32()

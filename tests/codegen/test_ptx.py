@@ -30,7 +30,7 @@ def ptx_of(program: Program) -> str:
 
 
 def test_text_of_a_layer_norm() -> None:
-    golden.check("gpu_layer_norm", llvm_of(layer_norm(8, 1024)))
+    golden.check("gpu_layer_norm", llvm_of(layer_norm(800, 1024)))
 
 
 def test_ptx_of_a_sum_of_two() -> None:
@@ -38,7 +38,7 @@ def test_ptx_of_a_sum_of_two() -> None:
 
 
 def test_a_layer_norm() -> None:
-    ptx = ptx_of(layer_norm(8, 1024))
+    ptx = ptx_of(layer_norm(800, 1024))
     assert ".target sm_90" in ptx
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx  # 16 bytes at a time
     accesses = re.findall(r"\b(?:ld|st)\.global\S*", ptx)
@@ -47,19 +47,20 @@ def test_a_layer_norm() -> None:
 
 
 EACH = {
-    "a warp": layer_norm(8, 1024),
+    "a warp": layer_norm(800, 1024),
+    "few rows": layer_norm(8, 1024),
     "many warps": layer_norm(8, 8192),
     "part of a warp": softmax(64, 64),
     "long rows": softmax(4, 32000),
     "longer than registers": softmax(4, 100_000),
     "short rows": softmax(1000, 7),
     "sizes known at run time": softmax("s0", "s1"),
-    "a position": reduction("argmax", 16, 1000),
+    "a position": reduction("argmax", 1600, 1000),
     "columns": reduction("sum", 512, 64, "columns"),
     "flat": pointwise(1 << 20, "bf16"),
     "in order": running_sum(40, 30),
 }
-SEVERAL_WARPS = ("many warps", "long rows", "longer than registers", "sizes known at run time", "columns")
+SEVERAL_WARPS = ("few rows", "many warps", "long rows", "longer than registers", "sizes known at run time", "columns")
 
 
 @pytest.mark.parametrize("name", EACH)

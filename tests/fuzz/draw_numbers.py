@@ -103,7 +103,8 @@ def _fractional(b: Build, n: str) -> None:
         b.define(b.one((f"{x}.masked_fill({mask}, {n})", f"torch.where({mask}, {x}, {n})")), x, mask, rounds=True)
     elif kind == 6:
         y = b.like(x)
-        code = b.one((f"torch.lerp({x}, {y}, {n})", f"torch.addcmul({x}, {y}, {y}, value={n})"))
+        # A weight of one leaves a zero the sign that its place gives it, within a vector or behind the last.
+        code = b.one((f"torch.lerp({x}, {y}, {n}) + 0", f"torch.addcmul({x}, {y}, {y}, value={n})"))
         b.define(code, x, y, rounds=True)
     elif kind == 7:
         name = b.one(("leaky_relu", "elu", "celu", "softplus", "hardshrink"))

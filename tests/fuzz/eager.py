@@ -142,6 +142,8 @@ class Eager:
             raise Refused("a divisor that rounds to nothing or to almost nothing")
         if line.rows is not None and "norm(" not in line.code and self.tensor(line.uses[0]).dtype is torch.float64:
             raise Refused("eager's variance of float64 rounds at every step, and no referee is more exact")
+        if line.rows is not None and not _has(self.tensor(line.uses[0]), line.rows):
+            raise Refused("it has fewer dimensions in this case than in the one that the statement was drawn for")
         if line.rows is not None and not _varies(self.tensor(line.uses[0]), line.rows):
             raise Refused("the spread of equal numbers is nothing but their rounding")
         if line.writes is None:
@@ -196,6 +198,11 @@ def _within(value: torch.Tensor, low: float, high: float) -> bool:
 
 def _overflows(factors: torch.Tensor) -> bool:
     return factors.is_floating_point() and bool(factors.double().abs().clamp(min=1).prod() > 1e30)
+
+
+def _has(tensor: torch.Tensor, dims: tuple[int, ...]) -> bool:
+    rank = max(tensor.dim(), 1)  # a number may be counted as one row
+    return all(-rank <= dim < rank for dim in dims)
 
 
 def _varies(tensor: torch.Tensor, dims: tuple[int, ...]) -> bool:

@@ -7,8 +7,9 @@ marked as rounded, and what each use of a value adds to its gradient moves by on
 from __future__ import annotations
 
 import ast
+import collections
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,11 @@ Case = tuple[Any, ...]
 
 
 def referee(source: str, case: Case) -> Outcome:
+    space = _wide(source)
+    if space.get("AROUND") == "batched":
+        space["AROUND"] = "in turn"  # for batches eager has other products, which leave zeros with other signs
     with default_dtype(torch.float64):
-        return run(_wide(source), case)
+        return run(space, case)
 
 
 def _wide(source: str, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Space:
@@ -76,9 +80,18 @@ def spread(source: str, case: Case) -> list[Any] | None:
             used.register_hook(lambda g: g * _factor(g + int(place.partition(".")[2]), dtype, pattern))
             return used
 
+        def move_derivative(t: torch.Tensor, place: str, pattern: int = pattern) -> torch.Tensor:
+            """By arithmetic, which transforms of any kind go through: nothing is added, but to what is derived."""
+            dtype, still = types.get(place, torch.float64), t.detach()
+            if not t.is_floating_point() or not dtype.is_floating_point:
+                return t
+            factor = _factor(still + int(place.partition(".")[2]), dtype, pattern)
+            return t + torch.where(still.isfinite() & (still != 0), (t - still) * (factor - 1), -0.0)
+
         wide = _wide(source, lambda t, pattern=pattern: _nudged(t, t.dtype, pattern))
+        used = move_derivative if "base" in wide else move_gradient
         with default_dtype(torch.float64):
-            moved = run(_stepped(wide, _widened(source), move, move_gradient), case).everything
+            moved = run(_stepped(wide, _widened(source), move, used), case).everything
         if len(moved) != len(middle):
             return None
         for place, (a, b) in enumerate(zip(middle, moved, strict=True)):
@@ -142,13 +155,13 @@ Moved = Callable[[torch.Tensor, str], torch.Tensor]  # a tensor, and the place i
 
 
 def _stepped(space: Space, source: str, after: Moved, used: Moved) -> Space:
-    """The program with something done to what each statement rounds, and, where it is differentiated by calling
-    `backward`, to each use of a value."""
+    """The program with something done to what each statement rounds, and, where it is differentiated, to each use of a
+    value; inside a transform to uses whose result is rounded: no other memory is that of what was used."""
     name = "base" if "base" in space else "program"
     (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
     names = [argument.arg for argument in function.args.args]
-    steps = _steps(source.splitlines(), function, bool(space.get("TRAINING")))
     differentiated = name == "base" or bool(space.get("TRAINING"))
+    steps = _steps(source.splitlines(), function, differentiated, only_rounded=name == "base")
 
     def run_stepwise(*given: Any) -> Any:
         values = {"torch": torch, "used": _of_tensors(used), **dict(zip(names, given, strict=True))}
@@ -176,28 +189,37 @@ def _stepped(space: Space, source: str, after: Moved, used: Moved) -> Space:
     return space
 
 
-def _steps(lines: list[str], function: ast.FunctionDef, marks_uses: bool) -> list[_Step]:
+def _steps(lines: list[str], function: ast.FunctionDef, marks_uses: bool, only_rounded: bool) -> list[_Step]:
     found = []
+    reads = collections.Counter(
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    )
+    used_once = [name for name, count in reads.items() if count == 1]
     for place, statement in enumerate(function.body[:-1]):
         rounds = lines[statement.lineno - 1].endswith(ROUNDS)
         touched, is_write = _touched(statement) if rounds else None, _is_write(statement)
-        if marks_uses and not is_write:  # what a write is done to is the variable, and nothing like it
+        # What a write is done to is the variable, and nothing like it.
+        if marks_uses and not is_write and (rounds or not only_rounded):
             statement = ast.fix_missing_locations(_Uses(place).visit(statement))
         code = compile(ast.Module([statement], []), "<step>", "exec")
         found.append(_Step(code, touched, is_write, _written_by_method(statement) if is_write else None))
     last = function.body[-1]
     assert isinstance(last, ast.Return) and last.value is not None
-    return [*found, _Step(compile(ast.Expression(last.value), "<results>", "eval"), None, False)]
+    results = ast.Expression(last.value)
+    if marks_uses:
+        # A tangent is as it is given, until it is added to what other uses of the result add to its gradient.
+        results = ast.fix_missing_locations(_Uses(len(found), used_once).visit(results))
+    return [*found, _Step(compile(results, "<results>", "eval"), None, False)]
 
 
 class _Uses(ast.NodeTransformer):
-    """Each variable that a statement reads, `x`, as `used(x, "3.1")`."""
+    """Each variable that a statement reads, `x`, as `used(x, "3.1")`, but for some."""
 
-    def __init__(self, place: int):
-        self.place, self.count = place, 0
+    def __init__(self, place: int, apart: Collection[str] = ()):
+        self.place, self.count, self.apart = place, 0, {"torch", *apart}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if not isinstance(node.ctx, ast.Load) or node.id == "torch":
+        if not isinstance(node.ctx, ast.Load) or node.id in self.apart:
             return node
         self.count += 1
         return ast.Call(ast.Name("used", ast.Load()), [node, ast.Constant(f"{self.place}.{self.count}")], [])

@@ -4,7 +4,8 @@ In: the namespace of a program's source, and one of its cases. Out: an `Outcome`
 
 In training, something may happen around the forward: "hooks" pack what is saved and give it back laid out otherwise;
 "written", arguments are written to before the backward, out of autograd's sight, so that the gradients tell what was
-read then (of results, one that eager lays out otherwise is a copy); "batched", several tangents come at once.
+read then (of results, one that eager lays out otherwise is a copy); "batched", several tangents come at once, and "in
+turn" the same one after the other.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def run(space: Space, case: tuple[Any, ...], program: Callable[..., list[Any]] |
             returned = list(program(*taken))
         if space.get("AROUND") == "written":
             _write(taken)
-        gradients = _gradients(returned, taken, space.get("AROUND") == "batched") if space.get("TRAINING") else []
+        gradients = _gradients(returned, taken, space.get("AROUND")) if space.get("TRAINING") else []
     except Exception as error:
         return Outcome([], [], given, type(error), str(error))
     return Outcome([r.detach() if isinstance(r, torch.Tensor) else r for r in returned], gradients, given)
@@ -113,15 +114,23 @@ def _write(values: Sequence[Any]) -> None:
             value.data.mul_(-0.5)
 
 
-def _gradients(returned: Sequence[Any], taken: Sequence[Any], batched: bool) -> list[Any]:
+def _gradients(returned: Sequence[Any], taken: Sequence[Any], around: str | None) -> list[Any]:
     used = [r for r in returned if isinstance(r, torch.Tensor) and r.requires_grad]
     wanted = [t for t in taken if isinstance(t, torch.Tensor) and t.requires_grad]
     if not used or not wanted:
         return [None] * len(wanted)
     tangents = [tangent(r) for r in used]
-    if batched:
-        tangents = [torch.stack([t, t * -2]) for t in tangents]
-    found = torch.autograd.grad(used, wanted, tangents, allow_unused=True, is_grads_batched=batched)
+    twice = [torch.stack([t, t * -2]) for t in tangents]
+    if around == "in turn":
+        each = [
+            torch.autograd.grad(used, wanted, [t[i] for t in twice], allow_unused=True, retain_graph=True)
+            for i in range(2)
+        ]
+        return [None if a is None else torch.stack([a, b]) for a, b in zip(*each, strict=True)]
+    batched = around == "batched"
+    found = torch.autograd.grad(
+        used, wanted, twice if batched else tangents, allow_unused=True, is_grads_batched=batched
+    )
     return [None if g is None else g.contiguous() for g in found]  # how a gradient lies in memory is nobody's promise
 
 

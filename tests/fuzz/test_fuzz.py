@@ -16,7 +16,7 @@ from litz import pipeline
 from litz.errors import CaptureError
 from tests.fuzz import check as checking
 from tests.fuzz.check import check
-from tests.fuzz.eager import admitted
+from tests.fuzz.eager import Eager, Refused, admitted
 from tests.fuzz.generate import KINDS, numbered, programs
 from tests.fuzz.program import FuzzProgram, Line
 from tests.fuzz.referee import referee, spread
@@ -272,3 +272,55 @@ def program(a):
     exact = referee(source, ()).gradients[0].abs()
     moves = far[1] / exact.clamp(min=torch.finfo(torch.float32).tiny)
     assert bool((moves > 1).any()) is cancels  # by more than it is
+
+
+@pytest.mark.parametrize("others, moves", [(", a * -1", True), ("", False)])
+def test_a_result_that_is_an_argument_adds_its_tangent_with_a_rounding(others: str, moves: bool) -> None:
+    source = f"""import torch
+
+TRAINING = True
+
+def inputs():
+    return [numbers('float32', (50,), 3)]
+
+def program(a):
+    return [a{others}]
+"""
+    far = spread(source, ())
+    assert far is not None
+    assert bool(far[-2].any()) is moves
+
+
+def test_a_statement_for_more_dimensions_is_refused() -> None:
+    state = Eager({"x": torch.ones(3)})
+    with pytest.raises(Refused, match="fewer dimensions"):
+        state.run(Line("v0 = x.std(1)", ("v0",), ("x",), rows=(1,)))
+
+
+@pytest.mark.parametrize("statement, cancels", [("a / a", True), ("a * 3", False)])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        "torch.func.grad(lambda v: base(v).sum())(a),",
+        "torch.func.jvp(torch.func.grad(lambda v: base(v).sin().sum()), (a,), (torch.cos(a),))",
+        "torch.func.vmap(torch.func.hessian(lambda v: base(v).sin().sum()))(a),",
+    ],
+)
+def test_what_cancels_inside_a_transform_moves_with_its_terms(transform: str, statement: str, cancels: bool) -> None:
+    source = f"""import torch
+
+def inputs():
+    return [numbers('float32', (50,), 3)]
+
+def base(a):
+    v0 = {statement}  # rounds
+    return v0
+
+def program(a):
+    return list(({transform}))
+"""
+    far = spread(source, ())
+    assert far is not None
+    results = referee(source, ()).returned
+    least = results[-1].abs().clamp(min=torch.finfo(torch.float32).eps / 10)  # float64 has its own rounding
+    assert bool((far[len(results) - 1] > least).any()) is cancels

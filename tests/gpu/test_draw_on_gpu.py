@@ -150,7 +150,9 @@ def test_backward(dtype: torch.dtype) -> None:
     x, y = given(1000, 768, dtype=dtype), given(1000, 768, dtype=dtype)
     (found, after), (wanted, eager_after) = (seeded(lambda f=f: gradients(f, x, y)) for f in (run, function))
     for got, want in zip(found, wanted, strict=True):
-        assert torch.equal(got, want)
+        assert torch.equal(got == 0, want == 0)  # the same are dropped
+        # Eager rounds after each of three multiplications, by half a unit at most, and a kernel that does all once.
+        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps if dtype is HALF else 0.0, atol=0.0)
     assert torch.equal(after, eager_after)
 
 

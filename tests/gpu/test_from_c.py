@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import litz
-from litz.compat import gpu_libraries, torch_library
+from litz.compat import called_libraries
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU on this machine"),
@@ -33,7 +33,7 @@ class Model:
     """What a C program would do with the library."""
 
     def __init__(self, file: Path):
-        for path in (torch_library(), *gpu_libraries()):  # that a program is linked with
+        for path in called_libraries():  # that a program is linked with
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self._library, self._name = ctypes.CDLL(str(file)), f"litz_{file.stem}"
         self._function("open").restype = ctypes.c_void_p

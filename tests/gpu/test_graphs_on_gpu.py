@@ -157,13 +157,16 @@ def test_streams_and_threads() -> None:
 
     def work() -> None:
         stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(20):
-                x = given(32, 64)
-                kept = [run(x, w) for _ in range(2)]
-                if not all(torch.allclose(one, mixed(x, w), rtol=2e-3, atol=2e-3) for one in kept):
-                    wrong.append(x)
-            stream.synchronize()
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    x = given(32, 64)
+                    kept = [run(x, w) for _ in range(2)]
+                    if not all(torch.allclose(one, mixed(x, w), rtol=2e-3, atol=2e-3) for one in kept):
+                        wrong.append(x)
+                stream.synchronize()
+        except Exception as error:
+            wrong.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -171,6 +174,31 @@ def test_streams_and_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_others_draw_while_calls_are_captured() -> None:
+    """In eager, from the default generator, in another thread: nothing of that is part of a capture."""
+    over, failed, drawn = threading.Event(), [], []
+
+    def draw() -> None:
+        try:
+            while not over.is_set():
+                drawn.append(torch.rand(4, device="cuda"))
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for rows in (16, 24, 32, 40):
+        torch._dynamo.reset()
+        run, x, w = compiled(mixed), torch.ones(rows, 64, device="cuda"), torch.ones(64, 64, device="cuda")
+        for _ in range(6):
+            same(run(x, w), mixed(x, w))
+        assert "captured" in told()
+    over.set()
+    thread.join()
+    # That they are new ones each time is not said: Dynamo puts back the generator's state when it has compiled.
+    assert not failed and drawn
 
 
 def test_a_user_who_captures() -> None:
@@ -234,8 +262,9 @@ def is_usable() -> None:
         same(y, x * 2)
 
 
+@pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("fails", ["waits", "memory", "error"])
-def test_the_device_survives(fails: str) -> None:
+def test_the_device_survives(fails: str, draws: bool) -> None:
     broken = {index: list(kept) for index, kept in cuda_graph._broken.items()}
 
     def run() -> None:
@@ -246,9 +275,9 @@ def test_the_device_survives(fails: str) -> None:
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         raise ValueError("no more")
 
-    earlier, (kept,) = Recorder(0).record(0, lambda: (torch.rand(4, device="cuda"),))
+    earlier, (kept,) = Recorder(0).record(0, lambda: (torch.rand(4, device="cuda"),), True)
     with pytest.raises(Uncapturable) as failure:
-        Recorder(0).record(0, run)
+        Recorder(0).record(0, run, draws)
     words = {"waits": "broke off", "memory": "OutOfMemoryError", "error": "ValueError: no more"}
     assert words[fails] in str(failure.value)
     is_usable()
@@ -261,7 +290,7 @@ def test_the_device_survives(fails: str) -> None:
 
 
 def test_a_program_goes_on_where_captures_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Recorder, stream: int, run: Callable[[], Any]) -> Any:
+    def fails(self: Recorder, stream: int, run: Callable[[], Any], draws: bool) -> Any:
         raise Uncapturable("OutOfMemoryError: not enough")
 
     monkeypatch.setattr(Recorder, "record", fails)

@@ -106,10 +106,7 @@ def test_inference_is_recalled(folder: Path, net: Net) -> None:
         torch.testing.assert_close(again[name], wanted, rtol=1e-4, atol=1e-5)
 
 
-FLOATS = pytest.mark.xfail(reason="the norm's epsilon varies, as a tensor of the CPU: on a GPU that is left to eager")
-
-
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=FLOATS)])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_training_is_recalled(folder: Path, net: Net, dynamic: bool) -> None:
     def step(run: Callable[..., Any]) -> list[torch.Tensor]:
         net.zero_grad(set_to_none=True)

@@ -64,6 +64,7 @@ class Tape:
     def __init__(self) -> None:
         self.why_not: str | None = None
         self.now, self.capturing = 0, False
+        self.device_bytes, self.gave_back = 1 << 34, 0
         self.pools: dict[int, Pool] = {}
         self.recording: list[Callable[[], None]] | None = None
         self.memory: list[torch.Tensor] = []
@@ -71,6 +72,9 @@ class Tape:
         self.fails: Exception | None = None  # raised in the midst of a capture
         self.busy = False  # another thread is capturing
         self.times: Callable[[], Time | None] = lambda: None
+
+    def give_back_spare_memory(self) -> None:
+        self.gave_back += 1
 
     def stream(self) -> int:
         return self.now
@@ -84,7 +88,7 @@ class Tape:
     def stopwatch(self) -> Watch:
         return Watch(self.times())
 
-    def record(self, stream: int, run: Callable[[], Any]) -> tuple[Graph, Any]:
+    def record(self, stream: int, run: Callable[[], Any], draws: bool) -> tuple[Graph, Any]:
         if self.busy:
             raise NotNow
         pool = self.pools.setdefault(stream, Pool())

@@ -176,6 +176,19 @@ def test_times_that_come_late_delay_the_decision() -> None:
     assert program.call(0x100) is not None
 
 
+def test_how_much_memory_a_capture_may_keep() -> None:
+    gib = 1 << 30
+    assert ASKED_FOR.why_too_large(1 << 50, 1 << 50, gib) is None
+    for kept, copied, device, said in (
+        (gib, gib, 0, None),
+        (gib + 1, 0, 16 * gib, "it would keep 1,024 MiB of memory for itself"),
+        (5 * gib, 0, 80 * gib, None),
+        (5 * gib + 1, 0, 80 * gib, "it would keep 5,120 MiB of memory for itself"),
+        (5 * gib, 2 * gib, 80 * gib, "2,048 MiB of arguments would be copied at each call"),
+    ):
+        assert WHERE_IT_PAYS.why_too_large(kept, copied, device) == said
+
+
 def test_nothing_is_timed_where_captures_are_asked_for() -> None:
     program = Program()
     for _ in range(4):

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import litz
 from litz.codegen.plan import Native
+from litz.ops import lower
 from litz.runtime import executable, graphs
 from litz.runtime.captures import ASKED_FOR, Time
 from tests.graphs.tape import Tape, install
@@ -197,6 +198,28 @@ def test_numbers_are_part_of_the_key(tape: Tape) -> None:
         same(found, wanted)
         assert torch.equal(torch.signbit(found), torch.signbit(wanted))
     assert 4 <= tape.recorded <= 8 and tape.replays >= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_numbers_of_the_host_are_part_of_the_key(
+    tape: Tape, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """As beside tensors of a GPU: they are burnt into what is captured, wherever they lie."""
+    monkeypatch.setattr(
+        lower, "_numbers_of_host",
+        lambda module: {n for n in module.graph.nodes if n.op == "placeholder" and n.meta["val"].dim() == 0},
+    )  # fmt: skip
+    step = lambda x, scale: (x * scale).sin() * scale  # noqa: E731
+    run, cell = compiled(step), torch.zeros(3, dtype=dtype)
+    for number in (1, 0, 3, 2**53, 2**53 + 1) * 4:
+        x = torch.randn(64, dtype=torch.float64, requires_grad=True)
+        scale = cell[1].fill_(number)  # in the same place, and not at a multiple of 16 bytes
+        results = []
+        for function in (run, step):
+            out = function(x, scale)
+            results.append((out.detach(), *torch.autograd.grad(out.sum(), x)))
+        same(*results)
+    assert tape.recorded >= 8 and tape.replays >= 8
 
 
 def test_modes_of_the_caller(tape: Tape) -> None:

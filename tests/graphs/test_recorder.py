@@ -95,7 +95,7 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         made.calls.append("run")
         return "results"
 
-    graph, results = recorder.record(5, run)
+    graph, results = recorder.record(5, run, True)
     clear = "_cuda_clearCublasWorkspaces"
     assert made.calls == [
         "aside waits for mine", "handle", clear, "begin", "run", "end", clear, "mine waits for aside",
@@ -109,15 +109,15 @@ def test_graphs_of_a_stream_share_a_pool_as_long_as_there_are_any(monkeypatch: p
     machine(monkeypatch)
     recorder = Recorder(0)
     assert recorder.lent(5) is None
-    one, other = (recorder.record(5, lambda: None)[0] for _ in range(2))
-    elsewhere, _ = recorder.record(6, lambda: None)
+    one, other = (recorder.record(5, lambda: None, True)[0] for _ in range(2))
+    elsewhere, _ = recorder.record(6, lambda: None, True)
     assert one.pool is other.pool is not elsewhere.pool
     first = one.pool.handle
     one.pool.lent.add(0x100)
     assert recorder.lent(5) == {0x100} and recorder.lent(6) == set()
     del one, other
     assert recorder.lent(5) is None
-    again, _ = recorder.record(5, lambda: None)
+    again, _ = recorder.record(5, lambda: None, True)
     assert again.pool.handle != first
 
 
@@ -129,11 +129,11 @@ def test_work_that_fails_is_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("out of memory\nand a page of figures")
 
     with pytest.raises(Uncapturable, match=r"^OutOfMemoryError: out of memory$"):
-        recorder.record(5, run)
+        recorder.record(5, run, True)
     assert made.calls[-3:] == ["_cuda_clearCublasWorkspaces", "mine waits for aside", "reset"]
     assert "_cuda_releasePool" not in made.calls, "that graph gives its share back itself"
     assert gc.isenabled() and made.current == "mine" and recorder.why_not is None
-    assert recorder.record(5, lambda: 1)[1] == 1
+    assert recorder.record(5, lambda: 1, True)[1] == 1
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
@@ -146,7 +146,7 @@ def test_a_capture_that_does_not_end_is_mended(monkeypatch: pytest.MonkeyPatch, 
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(Uncapturable, match="broke off: RuntimeError: operation not permitted"):
-        recorder.record(5, run)
+        recorder.record(5, run, True)
     rest = made.calls[made.calls.index("end") + 1 :]
     mended = ["_cuda_endAllocateToPool", "_cuda_releasePool"]
     if version == "2.11.0":  # the generator leaves its capture with the end of another one
@@ -156,7 +156,7 @@ def test_a_capture_that_does_not_end_is_mended(monkeypatch: pytest.MonkeyPatch, 
     for _ in range(3):
         assert recorder.why_not is None
         with pytest.raises(Uncapturable):
-            recorder.record(5, run)
+            recorder.record(5, run, True)
     assert recorder.why_not == "4 captures broke off on this device" and Recorder(1).why_not is None
 
 
@@ -166,10 +166,10 @@ def test_one_capture_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> None:
         with pytest.raises(NotNow):
-            recorder.record(5, lambda: None)
+            recorder.record(5, lambda: None, True)
 
-    recorder.record(5, run)
-    recorder.record(5, lambda: None)
+    recorder.record(5, run, True)
+    recorder.record(5, lambda: None, True)
 
 
 def test_another_allocator_has_no_captures(monkeypatch: pytest.MonkeyPatch) -> None:

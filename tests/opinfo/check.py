@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,8 @@ from litz.options import Options
 from litz.pipeline import compile_function
 from litz.target import Machine, detect, detect_gpu
 from tests.opinfo import judge
-from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS
+from tests.opinfo.draws import Recorded, Replayed
+from tests.opinfo.known import DISAGREE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS, at_fault, unwritten
 from tests.opinfo.samples import DTYPES, Case, copied, with_gradients
 from tests.opinfo.through_dynamo import Watched, executable, flat
 
@@ -64,10 +65,11 @@ def _target(device: str) -> Machine:
 def check(case: Case) -> Result:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        known = DISAGREE.get(f"{case.operator} {case.label}") if case.label.startswith("e") else None
+        refused = case.label.startswith("e")
+        known = DISAGREE.get(f"{case.operator} {case.label}") if refused else at_fault(case)
         if known is not None:
             return Result("known", known)
-        return _check_refusal(case) if case.label.startswith("e") else _check(case)
+        return _check_refusal(case) if refused else _check(case)
 
 
 def _eager(case: Case) -> tuple[list[Any], list[torch.Tensor], bool]:
@@ -131,9 +133,11 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
     if case.operator in UNINITIALISED:
         found = [torch.zeros_like(f) for f in found]
         eager = [torch.zeros_like(e) for e in eager]
+    for place in unwritten(case):
+        found[place], eager[place] = torch.zeros_like(found[place]), torch.zeros_like(eager[place])
     # What was written to the inputs is a result as well.
     found, eager = [*found, *inputs], [*eager, *eager_inputs]
-    referee = None if random or case.operator in UNINITIALISED else _referee(case)
+    referee = None if case.operator in UNINITIALISED else _referee(case, random)
     if case.operator.startswith(OF_ORDER_ONE):
         spread = lambda: [_constant(r, torch.finfo(r.dtype).eps) for r in eager]  # noqa: E731
     elif random:
@@ -145,7 +149,7 @@ def judged(case: Case, executable: Callable[..., Any]) -> tuple[str | None, bool
 
 
 def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Context] | Result:
-    ctx = Context(Options(verify=True, snapshots=True), _target(case.device))
+    ctx = Context(Options(verify=True, snapshots=True), _target(_device_of(case, eager)))
     strides = [r.stride() if isinstance(r, torch.Tensor) else None for r in eager]
     try:
         if case.backward:
@@ -159,6 +163,12 @@ def _compiled(case: Case, eager: Sequence[Any]) -> tuple[Any, Context] | Result:
     except Exception as error:
         return Result("wrong", f"compiling raised {type(error).__name__}: {error}")
     return executable, ctx
+
+
+def _device_of(case: Case, eager: Sequence[Any]) -> str:
+    """Where it runs, which is what the front door compiles for: the database has samples that name no device."""
+    made = [] if case.positions else [r.device.type for r in eager if isinstance(r, torch.Tensor)]
+    return made[0] if made else case.device
 
 
 def _described(ctx: Context, conditioned: bool) -> Result:
@@ -241,12 +251,18 @@ def _state_after_eager(case: Case) -> torch.Tensor:
     return random_state(case.device)
 
 
-def _referee(case: Case) -> list[Any] | None:
-    """Results and inputs afterwards in float64; None where there is no wider type or no such run."""
+def _referee(case: Case, random: bool) -> list[Any] | None:
+    """Results and inputs afterwards in float64; None where there is no wider type or no such run. What was drawn at
+    `random` is drawn again."""
     if not judge.is_narrow(DTYPES[case.dtype]):
         return None
     try:
-        with default_dtype(torch.float64 if not case.positions else torch.get_default_dtype()):
+        same_draws: AbstractContextManager[Any] = nullcontext()
+        if random:
+            with Recorded() as recorded:
+                _eager(case)
+            same_draws = Replayed(recorded.drawn)
+        with default_dtype(torch.float64 if not case.positions else torch.get_default_dtype()), same_draws:
             results, inputs, _ = _eager(case.in_double())
     except Exception:
         return None

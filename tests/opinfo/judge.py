@@ -67,6 +67,8 @@ def compare(
 def _form(got: Any, want: torch.Tensor) -> str | None:
     if not isinstance(got, torch.Tensor):
         return f"a {type(got).__name__} instead of a tensor"
+    if got.device != want.device:
+        return f"on {got.device} instead of {want.device}"
     if got.dtype != want.dtype:
         return f"{got.dtype} instead of {want.dtype}"
     if got.shape != want.shape:

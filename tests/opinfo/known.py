@@ -1,14 +1,30 @@
 """Operators on which a comparison with eager says nothing about Litz, each with its reason.
 
-`UNINITIALISED`: results whose values eager leaves undefined; their form is compared.
-`DISAGREE`: eager and tracing themselves disagree. The reproducers need no Litz; `test_known.py` runs them.
+`UNINITIALISED`: results whose values eager leaves undefined; their form is compared. `unwritten`: the same of some.
+`at_fault`: eager itself is wrong. `DISAGREE`: eager and tracing themselves disagree. The reproducers need no Litz;
+`test_known.py` runs them.
 """
 
 from __future__ import annotations
 
+from torch.utils import _pytree as pytree
+
+from tests.opinfo.samples import Case
+
 UNINITIALISED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 }  # fmt: skip
+
+# Results that say where random numbers begin: only if there are any, and the last of flash attention's never.
+_BEGINNINGS = {"torch.ops.aten._efficient_attention_forward": (2, 3), "torch.ops.aten._flash_attention_forward": (2, 3)}
+_NEVER_WRITTEN = {"torch.ops.aten._flash_attention_forward": (3,)}
+
+
+def unwritten(case: Case) -> tuple[int, ...]:
+    """Results that eager's kernels allocate and do not write to."""
+    kwargs = pytree.tree_unflatten(case.leaves, case.spec)[1]
+    return (_NEVER_WRITTEN if kwargs.get("dropout_p") else _BEGINNINGS).get(case.operator, ())
+
 
 # Sums of cosines with coefficients of order 1, which cancel at the window's ends: rounding there is of that order,
 # and there are no inputs whose last places would show it.
@@ -32,6 +48,17 @@ SHARING: dict[str, str] = {
     "unsafe_split": _OWN,
     "nn.functional.dropout": "traced under autograd it copies where it does nothing, which eager does not",
 }
+
+_GAPS = "eager's kernel for GPUs takes rows to be as long as they are apart, and writes over those behind"
+
+
+def at_fault(case: Case) -> str | None:
+    """Why what eager gives is not what the operator says it gives, if that is known."""
+    if case.device != "cuda" or pytree.tree_unflatten(case.leaves, case.spec)[1].get("max_norm") is None:
+        return None
+    tables = [t for t in (case.leaves[i] for i in case.positions) if t.dim() == 2 and t.is_floating_point()]
+    return _GAPS if any(not t.is_contiguous() for t in tables) else None
+
 
 _OUT = "an out= of another dtype: eager refuses it, torch's fake tensors accept it"
 # Operator and sample -> reason.

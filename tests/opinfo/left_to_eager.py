@@ -76,17 +76,31 @@ LEFT: dict[str, dict[str, str]] = {
 }
 # The same for operators of which the first sample is compiled, and others are not.
 _WARNS = "where its options do not apply it warns, and Dynamo makes no graph of that, whatever the backend"
+_UNIQUE = "the gradient of the number that is filled in looks for indices that differ, and how many there are is data"
+_ANOTHER_DEVICE = "it makes a tensor of the CPU like one of the GPU, and a graph is compiled for one device"
+_FACTORIES = (
+    "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
+    "rand_like", "randint_like", "randn_like", "zeros_like",
+)  # fmt: skip
+_FAKE = "torch's fake of its backward takes no scale"
 SOME_LEFT: dict[str, dict[str, str]] = {
-    "": {},
-    "grad": {},
+    "": {
+        "repeat_interleave": _DYNAMO,  # by a tensor of counts
+    },
+    "grad": {
+        "index_fill": _UNIQUE,
+    },
     "symbolic": {
         "__getitem__": _DYNAMO,  # by a mask
         "as_strided.partial_views": _STORAGE,
         "nn.functional.linear_cross_entropy.chunked": _WARNS,
         "nn.functional.linear_cross_entropy.chunked_none": _WARNS,
-        "repeat_interleave": _DYNAMO,  # by a tensor of counts
     },
-    "cuda": {},
+    "cuda": {
+        "as_strided_copy": _STORAGE,
+        **dict.fromkeys(_FACTORIES, _ANOTHER_DEVICE),
+        "torch.ops.aten._efficient_attention_forward": _FAKE,
+    },
 }
 
 

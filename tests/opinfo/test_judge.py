@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from tests.opinfo import check as checking
 from tests.opinfo import judge
 from tests.opinfo.check import check
+from tests.opinfo.known import at_fault, unwritten
 from tests.opinfo.samples import Case
 
 INF, NAN = math.inf, math.nan
@@ -172,3 +174,51 @@ def test_sees_another_number_of_draws() -> None:
     case = case_of(torch.rand_like, X)
     with planted(lambda out, *_: (torch.rand(1), out)[1]):
         assert "random draws" in check(case).message
+
+
+@pytest.mark.parametrize("call", [torch.nn.functional.dropout, torch.native_dropout], ids=["coins", "fused"])
+def test_what_was_drawn_is_drawn_again_for_the_referee(call: Callable[..., Any]) -> None:
+    """A sum of large numbers and of what is left when some are dropped: eager's own error says how exact it can be."""
+    x = torch.cat([X.flatten() * 1e4, X.flatten()])
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        kept = call(x, 0.5, True)
+        return torch.stack([(kept if isinstance(kept, torch.Tensor) else kept[0]).cumsum(0)[-1], x.sum()])
+
+    case = case_of(sums, x)
+    narrow, _, random = checking._eager(case)
+    referee = checking._referee(case, random)
+    assert random and referee is not None and referee[0].dtype is torch.float64
+    torch.testing.assert_close(referee[0].float(), narrow[0], rtol=1e-5, atol=1e-2)
+    with planted(lambda out, *_: [out[0] * (1 + 1e-4)]):
+        assert check(case).status == "wrong"
+
+
+def test_other_draws_have_no_referee() -> None:
+    assert checking._referee(case_of(torch.rand_like, X), True) is None
+
+
+def test_sees_another_device() -> None:
+    assert "on meta instead of cpu" in str(judge.compare([X.to("meta")], [X], None, lambda: None)[0])
+
+
+def test_what_names_no_device_is_compiled_for_the_cpu() -> None:
+    """The database's samples for a GPU have some that do not mention one."""
+    case = replace(case_of(torch.arange, 5), device="cuda")
+    assert checking._device_of(case, [torch.arange(5)]) == "cpu"
+    assert checking._device_of(replace(case_of(torch.sin, X), device="cuda"), [X]) == "cuda"
+
+
+def test_results_that_nobody_writes() -> None:
+    """Without dropout there is no random number whose place could be told; with it, that is a result like others."""
+    name = "torch.ops.aten._efficient_attention_forward"
+    for dropout, wanted in ((0.0, (2, 3)), (0.5, ())):
+        leaves, spec = pytree.tree_flatten(((X,), {"dropout_p": dropout}))
+        assert unwritten(Case(name, "float32", "0", torch.sin, leaves, spec)) == wanted
+
+
+def test_a_table_with_gaps_is_no_comparison_on_a_gpu() -> None:
+    for table, device, known in ((X, "cuda", False), (X.mT, "cuda", True), (X.mT, "cpu", False)):
+        leaves, spec = pytree.tree_flatten(((table, torch.tensor([1])), {"max_norm": 1.0}))
+        case = Case("nn.functional.embedding_bag", "float32", "0n", torch.sin, leaves, spec, device=device)
+        assert (at_fault(case) is not None) == known

@@ -15,6 +15,7 @@ from litz.ops.refused import is_refused
 T = torch.tensor
 I8, U8 = T([1, -2, 100], dtype=torch.int8), T([1, 2, 250], dtype=torch.uint8)
 I16, I32, I64, B1 = T([1, -5], dtype=torch.int16), T([1, -5], dtype=torch.int32), T([1, -5]), T([True, False])
+F32 = T([1.0, -5.0])
 PLANE = torch.arange(64).view(1, 1, 8, 8)
 aten = torch.ops.aten
 
@@ -49,6 +50,12 @@ RAISES: dict[str, tuple[Callable, torch.Tensor]] = {
     "gelu": (lambda x: F.gelu(x), I64),
     "upsample": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), PLANE),
     "mse": (lambda x: F.mse_loss(x, x, reduction="none"), I64),
+    "bits": (lambda x: x.bitwise_xor(2), F32),
+    "bits_of_both": (lambda x: x | x, F32.double()),
+    "bits_beside_a_fraction": (lambda x: x & 2.0, I64),
+    "bits_in_place": (lambda x: x.clone().bitwise_and_(x), F32),
+    "other_bits": (lambda x: x.bitwise_not(), F32),
+    "shift": (lambda x: torch.bitwise_left_shift(x, 2), F32),
     "grid": (lambda x: F.grid_sample(x.double(), torch.zeros(1, 2, 2, 2), align_corners=False), PLANE),
 }
 COMPUTES: dict[str, tuple[Callable, torch.Tensor]] = {
@@ -86,6 +93,7 @@ def test_what_eager_refuses(name: str) -> None:
     eager, mine = outcome(function, x), outcome(torch.compile(function, backend="litz"), x)
     assert isinstance(eager, Exception), f"eager computes {eager}"
     assert type(mine) is type(eager), f"{mine} where eager raises {eager!r}"
+    assert litz.last_report().left_to_eager is None
 
 
 @pytest.mark.parametrize("name", COMPUTES)

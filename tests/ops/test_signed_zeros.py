@@ -145,6 +145,22 @@ def test_as_in_eager(name: str) -> None:
     check(compiled(MIXED), program(MIXED))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_where_a_loss_has_no_gradient(reduction: str) -> None:
+    """Zeros, and not minus zeros: nothing was taken there, and nothing multiplied."""
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(x, target, -T([1.0, -2.0, 3.0]), ignore_index=1, reduction=reduction)
+
+    compiled, gradients = torch.compile(loss, backend="litz", options={"verify": True}), []
+    target = T([[[0, 1], [2, 0]], [[1, 1], [2, 2]]])
+    for function in (compiled, loss):
+        x = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        function(x, target).sum().backward()
+        gradients.append(x.grad)
+    check(*gradients)
+
+
 def test_traces_are_not_shared_between_equal_numbers() -> None:
     x, whole = torch.ones(2), torch.arange(3)
     times = compile_directly(lambda x, k: x * k)

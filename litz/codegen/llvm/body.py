@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import gcd
 
-from litz.codegen.coarse import Coarse
+from litz.codegen.coarse import BITS, Coarse
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.draw import draw
@@ -93,6 +93,8 @@ class Scope:
         if isinstance(op, Apply):
             if (known := self.coarse.get(op.name)) is not None and known.difference is not None:
                 return self._exp_of_difference([self.get(a, copy) for a in known.difference.args], lanes)
+            if known is not None and (made := self._multiple(known, copy, lanes)) is not None:
+                return made
             if op.op == "philox":
                 return draw(self, op, copy, lanes)
             return self.apply(op, [self.get(a, copy) for a in op.args], lanes)
@@ -123,11 +125,12 @@ class Scope:
         w = self.writer
         spelling = SCALARS[op.op].llvm.get(DTYPES[op.dtype].kind, "")
         if spelling.startswith(("fadd ", "fsub ", "fmul ")) and w.module.dialect.coarse:
-            # Multiplied and added at once, as eager's compiler has it too.
+            # Multiplied and added at once, as eager's compiler has it too; constants that follow each other are one.
             names = dict(zip("ab", (w.splat(a, lanes).text for a in args), strict=True))
-            text = spelling.replace(" {t}", " contract {t}").format(t=llvm_type(op.dtype, lanes), **names)
+            flags = " reassoc contract {t}" if op.op == "mul" else " contract {t}"
+            text = spelling.replace(" {t}", flags).format(t=llvm_type(op.dtype, lanes), **names)
             return Operand(w.let(text), op.dtype, lanes)
-        function = w.module.dialect.coarse.get((op.op, op.dtype))
+        function = w.module.dialect.coarse.get((op.op, self.coarse[op.name].bits))
         if function is None or any(a.dtype != op.dtype for a in args):
             return None
         arithmetic = math.Arithmetic(w, op.dtype, lanes)
@@ -139,9 +142,20 @@ class Scope:
             return Operand(text, op.dtype, lanes)
         return Operand(function(arithmetic, [w.splat(a, lanes).text for a in args]), op.dtype, lanes)
 
+    def _multiple(self, known: Coarse, copy: int, lanes: int) -> Operand | None:
+        """A function times a constant, where that takes no more than the function."""
+        if known.multiple is None:
+            return None
+        w, (of, factor) = self.writer, known.multiple
+        function = w.module.dialect.coarse.get((f"{of.op} times", known.bits))
+        if function is None:
+            return None
+        args = [self.get(of.args[0], copy), Operand(literal(1.0 / factor, "f32"), "f32", 1)]
+        return Operand(function(math.Arithmetic(w, "f32", lanes), [w.splat(a, lanes).text for a in args]), "f32", lanes)
+
     def _exp_of_difference(self, args: list[Operand], lanes: int) -> Operand:
         w = self.writer
-        function = w.module.dialect.coarse["exp of difference", "f32"]
+        function = w.module.dialect.coarse["exp of difference", BITS["f16"]]
         return Operand(function(math.Arithmetic(w, "f32", lanes), [w.splat(a, lanes).text for a in args]), "f32", lanes)
 
     def size(self, e: Expr) -> str:

@@ -25,6 +25,7 @@ from litz.schedule.place import ALIGNMENT, place
 ATTEMPT, DOOR, CONSTANTS, TABLE, MISSED = "attempt", "door", "constants", "table", "missed"
 MOST = 64  # attempts that a door has room for
 _ON_STACK = 1 << 14  # bytes of temporaries
+_AT_ONCE = "nonlazybind"  # what lies outside is called by its address in a table, and not by a jump to a jump
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class _Attempt:
         length = self._ask("torch_string_length", handle, "i64")
         self._return_unless(w.let(f"icmp eq i64 {length}, {len(data)}"), 1)
         characters = self._ask("torch_string_c_str", handle, "ptr")
-        w.module.declare("declare i32 @memcmp(ptr, ptr, i64)")
+        w.module.declare(f"declare i32 @memcmp(ptr, ptr, i64) {_AT_ONCE}")
         expected = w.module.constant_string(text)
         order = w.let(f"call i32 @memcmp(ptr {characters}, ptr {expected}, i64 {len(data)})")
         self._return_unless(w.let(f"icmp eq i32 {order}, 0"), 1)
@@ -145,7 +146,7 @@ class _Attempt:
         w, handle = self.w, self._pointer(box)
         length = self._ask("torch_list_size", handle, "i64")
         self._return_unless(w.let(f"icmp eq i64 {length}, {len(values)}"), 1)
-        w.module.declare("declare i32 @torch_list_get_item(ptr, i64, ptr)")
+        w.module.declare(f"declare i32 @torch_list_get_item(ptr, i64, ptr) {_AT_ONCE}")
         for position, value in enumerate(values):
             w.emit(f"call i32 @torch_list_get_item(ptr {handle}, i64 {position}, ptr {self.cell})")
             found = w.let(f"load i64, ptr {self.cell}")
@@ -159,7 +160,7 @@ class _Attempt:
         w = self.w
         given = [*data]
         if constants:
-            w.module.declare(f"@{CONSTANTS} = global [{constants} x ptr] zeroinitializer")
+            w.module.declare(f"@{CONSTANTS} = dso_local global [{constants} x ptr] zeroinitializer")
             given += [w.let(f"load ptr, ptr {w.address('ptr', f'@{CONSTANTS}', i)}") for i in range(constants)]
         for name, pointer in zip(self.plan.inputs, given, strict=True):
             if name is not None:
@@ -167,7 +168,7 @@ class _Attempt:
 
     def make_outputs(self) -> None:
         w = self.w
-        w.module.declare("declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)")
+        w.module.declare(f"declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr) {_AT_ONCE}")
         for view in self.plan.outputs:
             assert isinstance(view, View)
             sizes = w.module.constant_array(tuple(s.int for s in view.sizes) or (0,))
@@ -198,7 +199,7 @@ class _Attempt:
                 f"call void @{item.run.function}(ptr {self.slots}, ptr {workspace}, ptr {self.cell}, ptr {self.error})"
             )
         if size > _ON_STACK:
-            w.module.declare("declare void @free(ptr)")
+            w.module.declare(f"declare void @free(ptr) {_AT_ONCE}")
             w.emit(f"call void @free(ptr {arena})")
         failed = w.let(f"icmp ne i32 {w.let(f'load i32, ptr {self.error}')}, 0")
         with w.when(failed):
@@ -208,7 +209,7 @@ class _Attempt:
             w.place(w.label("unreached"))
 
     def _allocated(self, size: int) -> str:
-        self.w.module.declare("declare ptr @aligned_alloc(i64, i64)")
+        self.w.module.declare(f"declare ptr @aligned_alloc(i64, i64) {_AT_ONCE}")
         whole = size + -size % ALIGNMENT
         made = self.w.let(f"call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})")
         self._return_unless(self.w.let(f"icmp ne ptr {made}, null"), 2)
@@ -226,7 +227,7 @@ class _Attempt:
             self._delete(delete, self._pointer(box))
         if argument.optional:
             outer = self.w.let(f"load i64, ptr {self.w.address('i64', '%stack', position)}")
-            self.w.module.declare("declare void @_ZdlPv(ptr)")  # what C++ calls `delete`
+            self.w.module.declare(f"declare void @_ZdlPv(ptr) {_AT_ONCE}")  # what C++ calls `delete`
             self.w.emit(f"call void @_ZdlPv(ptr {self._pointer(outer)})")
 
     def finish(self) -> None:
@@ -237,14 +238,14 @@ class _Attempt:
 
     # -- small things -----------------------------------------------------------------------------
     def _ask(self, function: str, handle: str, kind: str) -> str:
-        self.w.module.declare(f"declare i32 @{function}(ptr, ptr)")
+        self.w.module.declare(f"declare i32 @{function}(ptr, ptr) {_AT_ONCE}")
         if kind == "i32":  # a function of the table of types gives less than a cell
             self.w.emit(f"store i64 0, ptr {self.cell}")
         self.w.emit(f"call i32 @{function}(ptr {handle}, ptr {self.cell})")
         return self.w.let(f"load {kind}, ptr {self.cell}")
 
     def _delete(self, function: str, handle: str) -> None:
-        self.w.module.declare(f"declare i32 @{function}(ptr)")
+        self.w.module.declare(f"declare i32 @{function}(ptr) {_AT_ONCE}")
         self.w.emit(f"call i32 @{function}(ptr {handle})")
 
     def _pointer(self, box: str) -> str:
@@ -263,23 +264,29 @@ class _Attempt:
 
 
 def write_door(module: Module) -> None:
-    """`void @door(ptr %stack, i64 %arguments, i64 %results)`, which is registered. The table of attempts and what is
-    asked last, `i64 @missed(ptr, i64, i64)`, are filled in by the process; that one returns the text of an error, which
-    is thrown, or nothing."""
+    """`void @door(ptr %stack, i64 %arguments, i64 %results)`, which is registered. The table of attempts, which a null
+    ends, and what is asked last, `i64 @missed(ptr, i64, i64)`, are filled in by the process; that one returns the text
+    of an error, which is thrown, or nothing."""
     w = Writer(module)
-    module.declare(f"@{TABLE} = global [{MOST + 1} x ptr] zeroinitializer")
-    module.declare(f"@{MISSED} = global ptr null")
+    module.declare(f"@{TABLE} = dso_local global [{MOST + 1} x ptr] zeroinitializer")
+    module.declare(f"@{MISSED} = dso_local global ptr null")
     module.declare("declare void @aoti_torch_check(i1, ptr, ptr, i32, ptr)")
-    for position in range(MOST):
-        found = w.let(f"load ptr, ptr {w.address('ptr', f'@{TABLE}', position)}")
-        with w.when(w.let(f"icmp eq ptr {found}, null")):
-            w.emit("br label %ask")
-            w.place(w.label("unreached"))
-        code = w.let(f"call i32 {found}(ptr %stack)")
-        with w.when(w.let(f"icmp eq i32 {code}, 0")):
-            w.emit("ret void")
-            w.place(w.label("unreached"))
-    w.emit("br label %ask")
+    # A loop and not one after the other: so little code is soon fetched again after all that a program does in between.
+    place = w.slot("ptr", 8)
+    w.emit(f"store ptr @{TABLE}, ptr {place}")
+    w.emit("br label %next")
+    w.place("next")
+    entry = w.let(f"load ptr, ptr {place}")
+    found = w.let(f"load ptr, ptr {entry}")
+    with w.when(w.let(f"icmp eq ptr {found}, null")):
+        w.emit("br label %ask")
+        w.place(w.label("unreached"))
+    code = w.let(f"call i32 {found}(ptr %stack)")
+    with w.when(w.let(f"icmp eq i32 {code}, 0")):
+        w.emit("ret void")
+        w.place(w.label("unreached"))
+    w.emit(f"store ptr {w.address('ptr', entry, 1)}, ptr {place}")
+    w.emit("br label %next")
     w.place("ask")
     missed = w.let(f"load ptr, ptr @{MISSED}")
     text = w.let(f"call ptr {missed}(ptr %stack, i64 %arguments, i64 %results)")

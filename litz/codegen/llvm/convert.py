@@ -48,9 +48,25 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
 
 
 def _from_bfloat16(m: Arithmetic, x: str) -> str:
+    if m.w.module.dialect.bfloat and m.lanes % 2 == 0:
+        return _pairs_from_bfloat16(m, x)
     wide = llvm_type("i32", m.lanes)
     bits = m.w.let(f"shl {wide} {m.cast('zext', x, m.t, wide)}, {m.c(16, 'i32')}")
     return m.cast("bitcast", bits, wide, llvm_type("f32", m.lanes))
+
+
+def _pairs_from_bfloat16(m: Arithmetic, x: str) -> str:
+    """As the machine holds them, two in a word: one instruction for each, since the upper is in its place already."""
+    half = m.lanes // 2
+    words = llvm_type("i32", half)
+    mask = "-65536" if half == 1 else "splat (i32 -65536)"
+    bits = m.cast("bitcast", x, m.t, words)
+    lower = m.i("shl", bits, "16" if half == 1 else "splat (i32 16)", words)
+    parts = [m.cast("bitcast", part, words, f"<{half} x float>") for part in (lower, m.i("and", bits, mask, words))]
+    order = ", ".join(f"i32 {lane // 2 + half * (lane % 2)}" for lane in range(m.lanes))
+    return m.w.let(
+        f"shufflevector <{half} x float> {parts[0]}, <{half} x float> {parts[1]}, <{m.lanes} x i32> <{order}>"
+    )
 
 
 def _to_bfloat16(m: Arithmetic, x: str) -> str:

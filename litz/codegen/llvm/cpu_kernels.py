@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from litz.codegen.llvm import batch, contract, loops, microkernel, tiles
+from litz.codegen.llvm import batch, contract, looked_up, loops, microkernel, tiles
 from litz.codegen.llvm.host import HostWriter
 from litz.codegen.llvm.naming import UNNAMED, Named, anonymous, named
 from litz.codegen.llvm.rendered import Rendered
@@ -112,7 +112,8 @@ class CpuKernels:
 
     def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool) -> Rendered:
         buffers = {f"b{i}": replace(self.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
-        module = Module(Dialect(self.target.function_bytes))
+        own = looked_up.OWN if self.target.looks_up else {}
+        module = Module(Dialect(self.target.function_bytes, own=own))
         around = (buffers, self.target, module, UNNAMED, self.sizes)
         product = contraction(kernel)
         tile = None if flat else tiling(kernel, self.target)

@@ -116,16 +116,21 @@ def _words(w: Writer, seed: Halves, lanes: Sequence[_Lane]) -> list[str]:
         # Round by round: blocks need not wait for one another.
         for name, (c0, c1, c2, c3) in blocks.items():
             (low0, high0), (low2, high2) = (_product(w, c, m) for c, m in zip((c0, c2), MULTIPLIERS, strict=True))
-            blocks[name] = [_xor(w, high2, c1, key[0]), low2, _xor(w, high0, c3, key[1]), low0]
+            blocks[name] = [_xor(w, c1, key[0], high2), low2, _xor(w, c3, key[1], high0), low0]
     return [_chosen(w, blocks[lane.counter, lane.above], lane.word) for lane in lanes]
 
 
 def _product(w: Writer, word: str, by: int) -> Halves:
+    if (upper := w.module.dialect.upper_product) is not None:
+        # Of words that are not: where one is the half of a larger number, LLVM would multiply all of that.
+        w.module.declare(f"declare i32 @{upper}(i32, i32)")
+        return w.let(f"mul i32 {word}, {by}"), w.let(f"call i32 @{upper}(i32 {word}, i32 {by})")
     whole = w.let(f"mul nuw i64 {w.let(f'zext i32 {word} to i64')}, {by}")
     return w.let(f"trunc i64 {whole} to i32"), w.let(f"trunc i64 {w.let(f'lshr i64 {whole}, 32')} to i32")
 
 
 def _xor(w: Writer, a: str, b: str, c: str) -> str:
+    # The first two may be the same for all threads, which is computed once for them.
     return w.let(f"xor i32 {w.let(f'xor i32 {a}, {b}')}, {c}")
 
 

@@ -10,30 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
+from litz.codegen.drop_roundings import drop_roundings
 from litz.codegen.lanes import ACCESS_BYTES
 from litz.codegen.llvm import gpu_atomics
+from litz.codegen.llvm.ahead import Ahead
 from litz.codegen.llvm.build import GPU_TRIPLE
 from litz.codegen.llvm.gpu_function import GpuFunction, Grid
 from litz.codegen.llvm.gpu_math import COARSE, OWN
 from litz.codegen.llvm.gpu_scan import before_thread
+from litz.codegen.llvm.gpu_totals import Totals
 from litz.codegen.llvm.gpu_turned import render_turned
 from litz.codegen.llvm.reduction import better_of, combine, running
 from litz.codegen.llvm.rows import Rows
 from litz.codegen.llvm.vectors import live_of
 from litz.codegen.llvm.writer import Dialect, Module, Operand, llvm_type
 from litz.codegen.plan_gpu import WARP, GpuPlan, plan_for_gpu
+from litz.codegen.rows import volume
+from litz.codegen.shorten import shorten
 from litz.codegen.turned import plan_turned
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE
-from litz.loop.ir import Buffer, Kernel, Load
+from litz.loop.ir import Buffer, Kernel, Load, Store
 from litz.target import GpuTarget
 
 _WIDEST = 8  # bytes of the widest type
 TRIPLE = f'target triple = "{GPU_TRIPLE}"'
 DIALECT = Dialect(
     bfloat=True, fences=False, aligned=ACCESS_BYTES, branches=True, together=4, own=OWN, coarse=COARSE,
-    fault="call void asm sideeffect \"trap;\", \"\"()", update=gpu_atomics.update,
+    sums_from_first=True, upper_product="llvm.nvvm.mulhi.ui", update=gpu_atomics.update,
+    fault="call void asm sideeffect \"trap;\", \"\"()",
 )  # fmt: skip
 
 
@@ -41,7 +48,13 @@ def dialect_for(target: GpuTarget) -> Dialect:
     return DIALECT if target.level >= 90 else replace(DIALECT, update=gpu_atomics.update_before_sm_90)
 
 
+def as_rendered(kernel: Kernel) -> Kernel:
+    """The kernel in the operators that it is rendered in."""
+    return shorten(drop_roundings(kernel))
+
+
 def render(kernel: Kernel, buffers: dict[str, Buffer], module: Module, name: str, sizes: tuple[str, ...] = ()) -> Grid:
+    kernel = as_rendered(kernel)
     turned = plan_turned(kernel)
     if turned is not None:
         return render_turned(turned, buffers, module, name, sizes)
@@ -63,8 +76,13 @@ class _RowFunction(GpuFunction):
         me = self.me if self.me == "0" else self.wide(self.me)
         across = self._across_team if rows.shared_axis is None else self._across_steps
         across_team, before_me = (across, self._before_me) if rows.team > 1 else (None, None)
-        self.rows = Rows(rows, self.w, frame, me, across_team, before_me, self._alone)
+        # A grid lies along x. Of the number along z, LLVM knows that it is less than 65536.
+        zero = None if plan.parts is None else self.w.let(f"mul i32 {self.register('ctaid', 'z')}, 65537")
+        self.rows = Rows(rows, self.w, frame, me, across_team, before_me, self._alone, self._add_to_total, zero)
         self.shared = 0
+        self.phase = "0"  # of cells that are used again by the next row, those which this row uses
+        self.block = block
+        self.totals = None if plan.parts is None else Totals(plan, self, self.rows, self.group)
 
     def _parts(self, thread: str, count: int) -> tuple[str, str]:
         """The thread's number among `count` side by side, and the number of those."""
@@ -86,6 +104,9 @@ class _RowFunction(GpuFunction):
     def run(self) -> Grid:
         plan, w = self.plan, self.w
         rows = plan.rows
+        if self.totals is not None:
+            self._in_turn(self.totals)
+            return self.finish(plan.grid, plan.block, plan.abreast, self.totals.asks_for)
         units = self.rows.frame.size(plan.units)
         is_there = w.let(f"icmp slt i64 {self.unit}, {units}")
         if rows.shared_axis is not None:
@@ -103,6 +124,41 @@ class _RowFunction(GpuFunction):
                 else:
                     self._piece(w.mul(piece, str(rows.step * rows.copies)))
         return self.finish(plan.grid, plan.block, plan.abreast)
+
+    def _in_turn(self, totals: Totals) -> None:
+        """The rows of one block: each of its teams takes every so many of them."""
+        plan, w = self.plan, self.w
+        assert plan.parts is not None
+        first = block = self.wide(self.block)
+        if plan.teams > 1:
+            first = w.add(block, w.mul(self.wide(self.group), str(plan.parts)))
+        totals.begin()
+        totals.stage()
+        self.rows.staged = totals.staged
+        self.rows.load_common()
+        phase = w.slot("i32", 4)
+        w.emit(f"store i32 0, ptr {phase}")
+        count, step = self.rows.frame.size(volume(plan.rows.rows)), plan.parts * plan.teams
+        ahead = Ahead(self.rows) if plan.loads_ahead else None
+        if ahead is not None:
+            with w.when(w.let(f"icmp slt i64 {first}, {count}")):
+                ahead.begin(self.rows.axes_of(first))
+        with w.loop(first, count, step) as row:
+            self.phase = w.let(f"load i32, ptr {phase}")
+            w.emit(f"store i32 {w.let(f'xor i32 {self.phase}, 1')}, ptr {phase}")
+            self.rows.bind(row)
+            if ahead is not None:
+                ahead.take()
+                following = w.add(row, str(step))
+                is_there = w.let(f"icmp slt i64 {following}, {count}")
+                axes = self.rows.axes_of(following)
+                self.rows.after_vector = partial(ahead.after_vector, axes=axes, is_there=is_there)
+            self.rows.row()
+        totals.end(block)
+
+    def _add_to_total(self, op: Store, vector: int) -> None:
+        assert self.totals is not None
+        self.totals.add(op, vector)
 
     def _bind(self) -> str:
         """The row that the unit is of, and which piece of it."""
@@ -331,13 +387,18 @@ class _RowFunction(GpuFunction):
         return like._replace(text=text)
 
     def _cells(self, value: Operand, count: int) -> str:
-        """Shared memory: each reduction has its own, so that none waits for others to have read."""
+        """Shared memory: each reduction has its own, so that none waits for others to have read. Where rows come one
+        after the other, there are two of each: nobody is further ahead than by one row, since all meet in each."""
         name = f"@shared{self.shared}"
         self.shared += 1
+        count *= 1 if self.totals is None else 2
         self.module.declare(f"{name} = internal addrspace(3) global [{count} x {_word(value)}] poison, align 16")
         return name
 
     def _cell(self, cells: str, value: Operand, at: str) -> str:
+        if self.totals is not None:
+            warps = self.plan.rows.team // WARP
+            at = self.w.let(f"add i32 {at}, {self.w.let(f'mul i32 {self.phase}, {warps}')}")
         return self.w.let(f"getelementptr {_word(value)}, ptr addrspace(3) {cells}, i32 {at}", "p")
 
 
@@ -346,4 +407,4 @@ def _word(value: Operand) -> str:
     return "i1" if value.dtype == "b1" else f"i{DTYPES[value.dtype].bits}"
 
 
-__all__ = ["DIALECT", "TRIPLE", "Grid", "dialect_for", "render"]
+__all__ = ["DIALECT", "TRIPLE", "Grid", "as_rendered", "dialect_for", "render"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from litz.codegen.coarse import coarse_values
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.writer import Module, Writer
+from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Buffer, Kernel
 
@@ -24,6 +25,7 @@ class Grid:
     buffers: tuple[str, ...]
     blocks: Expr
     threads: int
+    shared: int = 0  # bytes that a block must be given to share, besides what the function itself names
 
 
 class GpuFunction:
@@ -44,24 +46,30 @@ class GpuFunction:
         made.sizes = {size: f"%s{i}" for i, size in enumerate(self.sizes)}
         return made
 
-    def finish(self, blocks: Expr, threads: int, abreast: int | None = None) -> Grid:
+    def finish(self, blocks: Expr, threads: int, abreast: int | None = None, shared: int = 0) -> Grid:
         """`abreast`: blocks that must have room on a multiprocessor, which bounds the registers of a thread."""
         self.w.emit("ret void")
         # Nothing is said of aliases: memory may be planned so that what is written lies where something was read.
-        parameters = [f"{'double' if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
+        parameters = [f"{self._passed(b) if b in self.numbers else 'ptr'} %b{i}" for i, b in enumerate(self.used)]
         parameters += [f"i64 %s{i}" for i in range(len(self.sizes))]
         bounds = f'"nvvm.maxntid"="{threads}"' + ("" if abreast is None else f' "nvvm.minctasm"="{abreast}"')
         self.w.define(self.name, ", ".join(parameters), "ptx_kernel void", f"nounwind {bounds}")
-        return Grid(self.name, self.used, blocks, threads)
+        return Grid(self.name, self.used, blocks, threads, shared)
 
     def _held(self, position: int) -> str:
-        """A number that the host computes is an argument by value: its memory is the host's."""
-        cell = self.w.slot("double", 8)
-        self.w.emit(f"store double %b{position}, ptr {cell}")
+        """A number of the host's is an argument by value: its memory is the host's."""
+        kind = self._passed(self.used[position])
+        cell = self.w.slot(kind, 8)
+        self.w.emit(f"store {kind} %b{position}, ptr {cell}")
         return cell
 
-    def register(self, name: str) -> str:
-        function = f"@llvm.nvvm.read.ptx.sreg.{name}.x"
+    def _passed(self, number: str) -> str:
+        """As which an argument is passed: short numbers as the bits that they lie in memory as."""
+        dtype = DTYPES[self.buffers[number].dtype]
+        return dtype.llvm if dtype.bytes >= 4 else f"i{dtype.bits}"
+
+    def register(self, name: str, along: str = "x") -> str:
+        function = f"@llvm.nvvm.read.ptx.sreg.{name}.{along}"
         self.module.declare(f"declare i32 {function}()")
         return self.w.let(f"call i32 {function}()")
 

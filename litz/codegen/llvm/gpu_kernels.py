@@ -19,6 +19,7 @@ from litz.schedule.memory import Layout
 from litz.target import GpuTarget
 
 FUNCTIONS = "functions"  # the table
+_MOST_SHARED = 8  # what the driver calls the bytes that a block may be given to share
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,12 @@ class GpuKernels:
         stream = writer.pointer(shim.STREAM_SLOT)
         with w.when("true" if blocks.isdigit() else w.let(f"icmp sgt i64 {blocks}, 0")):
             shape = f"i32 {narrow}, i32 1, i32 1, i32 {found.grid.threads}, i32 1, i32 1"
-            rest = f"i32 0, ptr {stream}, ptr {arguments}, ptr null"  # no memory beyond what the kernel itself names
+            if found.grid.shared:  # more than a block may have unless it is said so
+                w.module.declare("declare i32 @cuFuncSetAttribute(ptr, i32, i32)")
+                given_more = f"i32 {_MOST_SHARED}, i32 {found.grid.shared}"
+                status = w.let(f"call i32 @cuFuncSetAttribute(ptr {function}, {given_more})")
+                shim.stop_if(w, w.let(f"icmp ne i32 {status}, 0"), shim.OPERATOR_FAILED)
+            rest = f"i32 {found.grid.shared}, ptr {stream}, ptr {arguments}, ptr null"
             status = w.let(f"call i32 @cuLaunchKernel(ptr {function}, {shape}, {rest})")
             shim.stop_if(w, w.let(f"icmp ne i32 {status}, 0"), shim.OPERATOR_FAILED)
         self.launches += 1

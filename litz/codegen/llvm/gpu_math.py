@@ -3,7 +3,8 @@ reciprocals, and those that come from a library elsewhere.
 
 In: as of `math.py`. Out: the text of the result. The hardware's approximations are good to two units in the last
 place, which is what eager's kernels have too. Where a result is rounded to 16 bits in any case (`codegen/coarse.py`
-says where), the functions of `COARSE` do: they are good to 15 bits or more of it, at half of the cost.
+says where), the functions of `COARSE` do: they are good to 15 bits or more of it, at half of the cost; or to 10 where
+it is a bfloat16, which has 8, and that saves as much again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import struct
 from collections.abc import Sequence
 
+from litz.codegen.coarse import BITS
 from litz.codegen.llvm import gpu_exponential, gpu_special, gpu_trigonometry
 from litz.codegen.llvm.arithmetic import Arithmetic
 from litz.codegen.llvm.gpu_functions import Formula, Own, called
@@ -106,7 +108,12 @@ OWN: dict[tuple[str, str], Own] = {
 
 # -- of results that are rounded to 16 bits -------------------------------------------------------------
 def _coarse_exp(m: Arithmetic, args: Sequence[str]) -> str:
-    return _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.i("fmul", args[0], m.c(_LOG2E)))
+    # One factor with what the argument was multiplied by, if it was.
+    return _coarse_exp2(m, [m.i("fmul reassoc", args[0], m.c(_LOG2E))])
+
+
+def _coarse_exp2(m: Arithmetic, args: Sequence[str]) -> str:
+    return _each(m, "llvm.nvvm.ex2.approx.ftz.f", args[0])
 
 
 def _coarse_exp_of_difference(m: Arithmetic, args: Sequence[str]) -> str:
@@ -116,9 +123,23 @@ def _coarse_exp_of_difference(m: Arithmetic, args: Sequence[str]) -> str:
     return _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.fma(a, m.c(_LOG2E), less))
 
 
-def _coarse_sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
-    e = _each(m, "llvm.nvvm.ex2.approx.ftz.f", m.i("fmul", args[0], m.c(-_LOG2E)))
-    return _one_over(m, [m.i("fadd", e, m.c(1.0))])
+def _odds_sigmoid(m: Arithmetic, args: Sequence[str]) -> str:
+    """1 / sigmoid(x) - 1"""
+    return _coarse_exp2(m, [m.i("fmul", args[0], m.c(-_LOG2E))])
+
+
+def _share(odds: Own) -> Own:
+    return lambda m, args: _one_over(m, [m.i("fadd", odds(m, args), m.c(1.0))])
+
+
+def _share_times(odds: Own) -> Own:
+    """Times a constant, of which the inverse is given."""
+
+    def times(m: Arithmetic, args: Sequence[str]) -> str:
+        x, inverse = args
+        return _one_over(m, [m.fma(odds(m, [x]), inverse, inverse)])
+
+    return times
 
 
 _TANH_IS_X = 2.0**-7  # below, to 15 bits
@@ -160,10 +181,27 @@ def _coarse_div(m: Arithmetic, args: Sequence[str]) -> str:
     return whole
 
 
-COARSE: dict[tuple[str, str], Own] = {
-    ("exp", "f32"): _coarse_exp, ("exp of difference", "f32"): _coarse_exp_of_difference,
-    ("sigmoid", "f32"): _coarse_sigmoid, ("tanh", "f32"): _coarse_tanh,
-    ("normal_cdf", "f32"): _coarse_normal_cdf, ("div", "f32"): _coarse_div,
+# Of 1 / cdf(x) - 1, the logarithm to base two, over x, in x^2: fitted as the coefficients of `gpu_exponential.py` are,
+# for 10 bits of the cdf where x > -4. From there on the error may grow as the root of 1 / (x cdf(x)) does: it is one in
+# a hundred at -5, of what is less than a millionth.
+_LOG2_OF_ODDS = (-2.297462224960327, -0.10936643183231354, 0.0014116454403847456, -1.2460237485356629e-05)
+
+
+def _odds_normal_cdf(m: Arithmetic, args: Sequence[str]) -> str:
+    """1 / cdf(x) - 1. No side is chosen and nothing is bounded: far away it is zero or infinite, as its inverse is."""
+    x = args[0]
+    return _coarse_exp2(m, [m.i("fmul", x, m.horner(m.i("fmul", x, x), _LOG2_OF_ODDS))])
+
+
+_COARSE: dict[str, Own] = {
+    "exp": _coarse_exp, "exp of difference": _coarse_exp_of_difference, "exp2": _coarse_exp2,
+    "sigmoid": _share(_odds_sigmoid), "sigmoid times": _share_times(_odds_sigmoid), "tanh": _coarse_tanh,
+    "normal_cdf": _coarse_normal_cdf, "div": _coarse_div,
 }  # fmt: skip
+COARSE: dict[tuple[str, int], Own] = {
+    **{(name, bits): function for name, function in _COARSE.items() for bits in BITS.values()},
+    ("normal_cdf", BITS["bf16"]): _share(_odds_normal_cdf),
+    ("normal_cdf times", BITS["bf16"]): _share_times(_odds_normal_cdf),
+}
 
 __all__ = ["COARSE", "OWN"]

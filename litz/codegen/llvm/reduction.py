@@ -7,6 +7,7 @@ beside the value; of equal values the first wins, and a NaN wins over everything
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 from litz.codegen.llvm import math
 from litz.codegen.llvm.writer import Operand, Writer, llvm_type
@@ -25,6 +26,8 @@ def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
         return Operand(w.intrinsic(spelling[1:], a.type, a.text, b.text), a.dtype, a.lanes)
     if spelling.startswith("inline "):
         return math.inline(w, spelling.removeprefix("inline "), [a, b], a.dtype)
+    if kind == "sum" and w.module.dialect.sums_from_first and DTYPES[a.dtype].kind == "float":
+        spelling = spelling.replace(" {t}", " nsz {t}")
     return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
 
 
@@ -64,15 +67,54 @@ def _logaddexp(w: Writer, a: Operand, b: Operand) -> Operand:
     return Operand(m.i("fadd", high, rest.text), a.dtype, a.lanes)
 
 
+def together(w: Writer, kind: str, vectors: Sequence[Operand], live: int) -> Operand:
+    """Vectors side by side, and then their lanes, as one; `live` as in `across_lanes`."""
+    first = vectors[0]
+    choice = kind in ("max", "min") and DTYPES[first.dtype].kind == "float"
+    if choice and first.lanes > 1 and live >= first.lanes and (kind, first.dtype) not in w.module.dialect.own:
+        return _best_of_all(w, kind, vectors)
+    return across_lanes(w, kind, _pairwise(vectors, lambda a, b: combine(w, kind, a, b)), live)
+
+
+def _pairwise(values: Sequence[Operand], both: Callable[[Operand, Operand], Operand]) -> Operand:
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [*(both(a, b) for a, b in pairs), *values[len(values) & ~1 :]]
+    return values[0]
+
+
+def _best_of_all(w: Writer, kind: str, vectors: Sequence[Operand]) -> Operand:
+    """A choice that does not mind what is no number is one instruction, where `combine` makes four that wait for each
+    other; whether any is no number is found out meanwhile."""
+
+    def choice(a: Operand, b: Operand) -> Operand:
+        m = math.Arithmetic(w, a.dtype, a.lanes)
+        better = m.cmp("ogt" if kind == "max" else "olt", b.text, a.text)
+        return a._replace(text=m.select(better, b.text, a.text))
+
+    m = math.Arithmetic(w, vectors[0].dtype, vectors[0].lanes)
+    unordered = (m.cmp("uno", vector.text, vector.text) for vector in vectors)
+    lanes = functools.reduce(lambda a, b: m.i("or", a, b, m.bool_t), unordered)
+    lost = w.intrinsic("llvm.vector.reduce.or", m.bool_t, lanes, result="i1")
+    best = _across_lanes(w, _pairwise(vectors, choice), choice)
+    one = math.Arithmetic(w, best.dtype, 1)
+    return best._replace(text=one.select(lost, one.c(float("nan")), best.text))
+
+
 def across_lanes(w: Writer, kind: str, value: Operand, live: int) -> Operand:
-    """Halve the vector until one lane is left: as accurate as a pairwise sum. Where only the first `live` lanes count,
-    they are taken one by one: hardly slower, and in eager's order, whose rounding they then share."""
+    """One lane of all. Where only the first `live` count, they are taken one by one: hardly slower, and in eager's
+    order, whose rounding they then share."""
     if 0 < live < value.lanes:
         lanes = [
             Operand(w.let(f"extractelement {value.type} {value.text}, i32 {lane}"), value.dtype, 1)
             for lane in range(live)
         ]
         return functools.reduce(lambda a, b: combine(w, kind, a, b), lanes)
+    return _across_lanes(w, value, lambda a, b: combine(w, kind, a, b))
+
+
+def _across_lanes(w: Writer, value: Operand, both: Callable[[Operand, Operand], Operand]) -> Operand:
+    """Halve the vector until one lane is left: as accurate as a pairwise sum."""
     while value.lanes > 1:
         half = value.lanes // 2
         parts = []
@@ -83,7 +125,7 @@ def across_lanes(w: Writer, kind: str, value: Operand, live: int) -> Operand:
             else:
                 text = w.let(f"shufflevector {value.type} {value.text}, {value.type} poison, <{half} x i32> <{order}>")
                 parts.append(Operand(text, value.dtype, half))
-        value = combine(w, kind, *parts)
+        value = both(*parts)
     return value
 
 

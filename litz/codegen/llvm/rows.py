@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.gpu_scan import BeforeMe, scan_vectors
-from litz.codegen.llvm.reduction import across_lanes, better_of, better_than, combine, first_best, running
+from litz.codegen.llvm.reduction import better_of, better_than, combine, first_best, running, together
 from litz.codegen.llvm.vectors import live_of, vectors, vectors_in_order
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
 from litz.codegen.rows import Pass, RowPlan
-from litz.codegen.stretches import CUTS, SHORT_SUM, stretches
+from litz.codegen.stretches import CUTS, SHORT_SUM, power_of_two, stretches
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr, expr
 from litz.loop.ir import Apply, Definition, Reduce, Scan, Store, identity
@@ -27,6 +27,9 @@ _FEW_OPS = 24  # in a loop of which several steps may be written side by side
 # What the threads of a team found, value and position (of a value alone, none), as what all of them found.
 AcrossTeam = Callable[[str, Operand, "Operand | None"], "tuple[Operand, Operand | None]"]
 Alone = Callable[[], AbstractContextManager[None]]  # what one thread of the team does, when the others have come as far
+AddToTotal = Callable[[Store, int], None]  # what is summed down columns, at the thread's vectors from this one on
+Staged = Callable[[int], dict[str, list[Operand]]]  # by the pass
+AfterVector = Callable[[int, int], None]  # the pass, and which of the thread's vectors
 _FEW_VALUES = 32  # that a thread may hold as numbers, whatever they were loaded as
 Slots = list[tuple[str, "str | None"]]  # where running values are, and running positions
 
@@ -41,15 +44,21 @@ class Rows:
         across_team: AcrossTeam | None = None,
         before_me: BeforeMe | None = None,
         alone: Alone = nullcontext,
+        add_to_total: AddToTotal | None = None,
+        zero: str | None = None,
     ):
         self.plan, self.w, self.frame, self.me, self.across_team = plan, writer, frame, me, across_team
-        self.before_me, self.alone = before_me, alone
-        self.loaded: dict[str, list[Operand]] = {}  # of a packed row, by vector
+        self.before_me, self.alone, self.add_to_total, self.zero = before_me, alone, add_to_total, zero
+        self.loaded: dict[str, list[Operand]] = {}  # of a packed row, by vector, and what is kept of it
+        self.staged: Staged = lambda p: {}  # what is the same for all rows, at the vector where the row stands
+        # Where a row's loads were ahead of it: what is to be done when a pass is done with one of its vectors.
+        self.after_vector: AfterVector | None = None
+        self.common: frozenset[str] = frozenset()  # of that, what was loaded once for all rows
         self.kernel = plan.kernel
         self.vector, self.lanes = plan.vector, plan.lanes
         self.ops: dict[str, Definition] = {op.name: op for op in plan.kernel.body if not isinstance(op, Store)}
         self.extent = {a: frame.size(a.size) for a in (*self.kernel.axes, *self.kernel.reduced)}
-        self.kept_slot = {name: self._scratch(name) for name in plan.kept}
+        self.kept_slot = {name: self._scratch(name) for name in plan.kept if plan.packed is None}
 
     @property
     def is_divided(self) -> bool:
@@ -69,13 +78,26 @@ class Rows:
     def bind(self, row: str) -> None:
         """The axes of a row, by its number."""
         self.frame = replace(self.frame, axes={}, values={})
+        self.frame.axes.update(self.axes_of(row))
+
+    def axes_of(self, row: str) -> dict[Axis, str]:
+        found: dict[Axis, str] = {}
         rest = row
         for axis in reversed(self.plan.rows):
             if axis is self.plan.rows[0]:
-                self.frame.axes[axis] = rest
+                found[axis] = rest
                 break
-            self.frame.axes[axis] = self.w.let(f"urem i64 {rest}, {self.extent[axis]}", "i")
+            found[axis] = self.w.let(f"urem i64 {rest}, {self.extent[axis]}", "i")
             rest = self.w.let(f"udiv i64 {rest}, {self.extent[axis]}", "i")
+        return found
+
+    @contextmanager
+    def standing_in(self, axes: Mapping[Axis, str]) -> Iterator[None]:
+        """In the row of those axes, of which nothing is known yet."""
+        outer = self.frame
+        self.frame = replace(outer, axes={**dict.fromkeys(self.kernel.reduced, "0"), **axes}, values={})
+        yield
+        self.frame = outer
 
     def along_vector(self, start: str, stop: str | None) -> None:
         """The row in vectors: several at a time, then one at a time with the dead lanes masked off."""
@@ -94,11 +116,11 @@ class Rows:
                 self.frame.emit(op)
 
     def at_vector(self, v: str, copies: int, masks: tuple[Operand | None, ...]) -> None:
-        with self._standing_at(v, copies, masks):
+        with self.standing_at(v, copies, masks):
             self.row()
 
     @contextmanager
-    def _standing_at(self, v: str, copies: int, masks: tuple[Operand | None, ...]) -> Iterator[None]:
+    def standing_at(self, v: str, copies: int, masks: tuple[Operand | None, ...]) -> Iterator[None]:
         assert self.vector is not None
         outer = self.frame
         self.frame = replace(
@@ -112,8 +134,8 @@ class Rows:
         if self.plan.held:
             self._held_row()
             return
-        if self.plan.packed is not None:
-            self._load_packed(self.plan.packed)
+        if self.plan.packed is not None and self.after_vector is None:
+            self._load_packed(tuple(name for name in self.plan.packed if name not in self.common))
         for p, one in enumerate(self.plan.passes):
             self._before(one)
             if one.sinks:
@@ -128,31 +150,41 @@ class Rows:
             for op in stores:
                 self.frame.emit(op)
 
+    def load_common(self) -> None:
+        """Of a packed row, what is the same for all rows, before the first of many."""
+        packed, rows = self.plan.packed or (), frozenset(self.plan.rows)
+        common = tuple(name for name in packed if not self.plan.varies[name] & rows)
+        self._load_packed(common)
+        self.common = frozenset(common)
+
     def _load_packed(self, names: tuple[str, ...]) -> None:
         """All that passes share of what the row loads, before any of it is used."""
         for axis in self.kernel.reduced:
             self.frame.axes[axis] = "0"
         for copy in range(self.plan.copies):
-            with self._standing_at_packed(copy):
+            with self.standing_at_packed(copy):
                 for name in names:
                     self.frame.emit(self.ops[name])
                     self.loaded.setdefault(name, []).append(self.frame.values[name][0])
 
     @contextmanager
-    def _standing_at_packed(self, copy: int) -> Iterator[None]:
+    def standing_at_packed(self, copy: int) -> Iterator[None]:
         assert self.vector is not None
         v = self.w.add(self.w.mul(self.me, str(self.lanes)), str(copy * self.plan.step))
         size, end = self.vector.size.int, (copy + 1) * self.plan.step
         mask = live_of(self.w, v, str(size), self.lanes, whole=size % self.lanes == 0, ragged=end > size)
-        with self._standing_at(v, 1, (mask,)):
+        with self.standing_at(v, 1, (mask,)):
             yield
 
     def _unpacked(self, name: str, copy: int, p: int) -> Operand:
         """What was loaded. In a long row a later pass must not see that it was looked at before: the numbers made of
-        it would be kept meanwhile, and take twice its registers."""
+        it would be kept meanwhile, and take twice its registers. That is hidden from LLVM, or, with a zero that only
+        the device knows to be one, from the assembler too."""
         value = self.loaded[name][copy]
         bits = DTYPES[value.dtype].bits
-        if p == 0 or bits > 16 or value.lanes * bits < 32 or self.plan.copies * self.lanes <= _FEW_VALUES:
+        few = self.plan.copies * self.lanes <= _FEW_VALUES and self.zero is None
+        seen = name in self.common or (p > 0 and not few)
+        if not seen or bits > 16 or value.lanes * bits < 32:
             return value
         w, words = self.w, value.lanes * bits // 32
         t = f"<{words} x i32>" if words > 1 else "i32"
@@ -160,7 +192,10 @@ class Rows:
         hidden = "poison"
         for word in range(words):
             one = whole if words == 1 else w.let(f"extractelement {t} {whole}, i32 {word}")
-            one = w.let(f'call i32 asm sideeffect "", "=r,0"(i32 {one})')
+            if self.zero is None:
+                one = w.let(f'call i32 asm sideeffect "", "=r,0"(i32 {one})')
+            else:
+                one = w.let(f"xor i32 {one}, {self.zero}")
             hidden = one if words == 1 else w.let(f"insertelement {t} {hidden}, i32 {one}, i32 {word}")
         return value._replace(text=w.let(f"bitcast {t} {hidden} to {value.type}"))
 
@@ -177,7 +212,7 @@ class Rows:
         outer = self.frame
         for axis in self.kernel.reduced:
             outer.axes[axis] = "0"
-        with self._standing_at(mine, self.plan.copies, tuple(masks)):
+        with self.standing_at(mine, self.plan.copies, tuple(masks)):
             stores = []
             for op in self.kernel.body:
                 if isinstance(op, Reduce):
@@ -224,7 +259,8 @@ class Rows:
             axis, *rest = axes
             together = not rest and self._is_simple(p)
             step = self.plan.team if axis == self.plan.shared_axis else 1
-            with self._stretch(axis, step, p, accumulators, copies) as (start, stop, mine):
+            inside = self.plan.numbers_inside(rest)
+            with self._stretch(axis, step, inside, p, accumulators, copies) as (start, stop, mine):
                 first = start if step == 1 else self.w.add(start, self.me)
                 with self.w.loop(first, stop, step, together=together) as i:
                     self.frame.axes[axis] = i
@@ -236,11 +272,15 @@ class Rows:
         assert self.vector is not None
         if self.plan.packed is not None:
             for copy in range(self.plan.copies):
-                with self._standing_at_packed(copy):
-                    known = {name: [self._unpacked(name, copy, p)] for name in self.plan.packed}
-                    self._pass_body(p, accumulators, known)
+                with self.standing_at_packed(copy):
+                    held = (*self.plan.packed, *(name for name, first in self.plan.kept.items() if first < p))
+                    known = {name: [self._unpacked(name, copy, p)] for name in held}
+                    known |= self.staged(p)
+                    self._pass_body(p, accumulators, known, copy)
+                if self.after_vector is not None:
+                    self.after_vector(p, copy)
             return
-        with self._stretch(self.vector, copies * self.plan.step, p, accumulators, copies) as (start, stop, mine):
+        with self._stretch(self.vector, copies * self.plan.step, 1, p, accumulators, copies) as (start, stop, mine):
             team, divided = self.plan.team, self.plan.team > 1 and self.is_divided
             along = (self.w, self.lanes, start, stop, copies, team, self.me, divided)
             if self.kernel.ordered:
@@ -248,7 +288,7 @@ class Rows:
             else:
                 rounds = ((v, count, (mask,)) for v, count, mask in vectors(*along))
             for v, count, masks in rounds:
-                with self._standing_at(v, count, masks):
+                with self.standing_at(v, count, masks):
                     self._pass_body(p, mine)
 
     def _is_simple(self, p: int) -> bool:
@@ -260,14 +300,15 @@ class Rows:
 
     @contextmanager
     def _stretch(
-        self, axis: Axis, step: int, p: int, accumulators: dict[str, Slots], copies: int
+        self, axis: Axis, step: int, inside: int, p: int, accumulators: dict[str, Slots], copies: int
     ) -> Iterator[tuple[str, str, dict[str, Slots]]]:
         """Bounds of a loop over `axis`, and where it accumulates. A long one is cut, and cut again, each stretch summed
-        by itself: no accumulator takes in many numbers, so the error stays as small as that of eager's sums."""
+        by itself: no accumulator takes in many numbers, so the error stays as small as that of eager's sums. It is
+        long by what the loops inside it add at each step, too."""
         sums = [op for op in self.plan.passes[p].sinks if isinstance(op, Reduce) and self._rounds(op)]
         with ExitStack() as stack:
             start, stop = "0", self.extent[axis]
-            for length in self._lengths(axis, step) if sums else ():
+            for length in self._lengths(axis, step, inside) if sums else ():
                 start = stack.enter_context(self.w.loop(start, stop, length))
                 stop = self.w.minimum(self.w.add(start, length), stop)
                 inner = accumulators | {op.name: self._open(op, copies) for op in sums}
@@ -275,17 +316,20 @@ class Rows:
                 accumulators = inner
             yield start, stop, accumulators
 
-    def _lengths(self, axis: Axis, step: int) -> list[str]:
+    def _lengths(self, axis: Axis, step: int, inside: int) -> list[str]:
         """How long the stretches of a sum are, the longest first. Where the size is known only at run time, so are
         they: as many cuts, each into as many parts as the size asks for."""
         if axis.size.is_int:
-            return [str(length) for length in stretches(axis.size.int, step)]
-        w = self.w  # the instructions of `stretches_at_run_time`
+            return [str(length) for length in stretches(axis.size.int, step, inside, self.plan.most_added)]
+        w, known = self.w, power_of_two(inside)  # the instructions of `stretches_at_run_time`
         steps = w.let(f"udiv i64 {self.extent[axis]}, {step}")
         w.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
-        bits = w.let(f"sub i64 {64 + CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
+        bits = w.let(f"sub i64 {64 + known + CUTS}, {w.let(f'call i64 @llvm.ctlz.i64(i64 {steps}, i1 false)')}")
         power = w.intrinsic("llvm.smax", "i64", w.let(f"udiv i64 {bits}, {CUTS + 1}"), str(SHORT_SUM))
-        return [w.let(f"shl i64 {step}, {w.mul(power, str(level))}") for level in range(CUTS, 0, -1)]
+        powers = [w.mul(power, str(level)) for level in range(CUTS, 0, -1)]
+        if known:
+            powers = [w.intrinsic("llvm.smax", "i64", w.let(f"sub i64 {each}, {known}"), "0") for each in powers]
+        return [w.let(f"shl i64 {step}, {each}") for each in powers]
 
     def _add_up(self, sums: list[Reduce], totals: dict[str, Slots], parts: dict[str, Slots]) -> None:
         for op in sums:
@@ -299,8 +343,9 @@ class Rows:
         return op.kind == "sum" and DTYPES[self._dtype(op.value)].kind == "float"
 
     def _pass_body(
-        self, p: int, accumulators: dict[str, Slots], known: Mapping[str, list[Operand]] = MappingProxyType({})
-    ) -> None:
+        self, p: int, accumulators: dict[str, Slots], known: Mapping[str, list[Operand]] = MappingProxyType({}),
+        vector: int = 0,
+    ) -> None:  # fmt: skip
         frame, one, kept = self.frame, self.plan.passes[p], self.plan.kept
         for op in one.ops:
             name = op.name
@@ -320,6 +365,9 @@ class Rows:
         for sink in one.sinks:
             if isinstance(sink, Reduce):
                 self._accumulate(sink, accumulators[sink.name])
+            elif isinstance(sink, Store) and sink.update == "total":
+                assert self.add_to_total is not None
+                self.add_to_total(sink, vector)
             else:
                 frame.emit(sink)
 
@@ -336,6 +384,9 @@ class Rows:
         return self.w.let(f"getelementptr {llvm_type(dtype)}, ptr {self.kept_slot[name]}, i64 {index}", "p")
 
     def _keep(self, name: str) -> None:
+        if self.plan.packed is not None:
+            self.loaded.setdefault(name, []).extend(self.frame.values[name])
+            return
         for copy, value in enumerate(self.frame.values[name]):
             address = self._kept_address(name, value.dtype, copy)
             # Scratch has room for whole vectors, so dead lanes may be written.
@@ -396,7 +447,7 @@ class Rows:
         lanes = self._acc_lanes(op)
         dtype = self._dtype(op.value)
         t = llvm_type(dtype, lanes)
-        factors = self._factors(op)
+        factors = self.factors(op.value) if isinstance(op, Reduce) and op.kind == "sum" else None
         for copy in range(frame.copies if self._side_by_side(op) else 1):
             slot, place = slots[copy]
             mask = frame.mask(copy) if self.plan.over_reduced else None
@@ -443,10 +494,10 @@ class Rows:
         self.w.emit(f"store {carry.type} {carry.text}, ptr {slot}")
         return found
 
-    def _factors(self, op: Reduce | Scan) -> tuple[str, ...] | None:
+    def factors(self, name: str) -> tuple[str, ...] | None:
         """What is multiplied, where products are summed: multiplied and added at once, they are rounded once."""
-        term = self.ops[op.value]
-        if not (isinstance(op, Reduce) and op.kind == "sum" and term.dtype in ("f32", "f64")):
+        term = self.ops[name]
+        if term.dtype not in ("f32", "f64"):
             return None
         if not (isinstance(term, Apply) and term.op == "mul" and all(name in self.frame.values for name in term.args)):
             return None
@@ -484,12 +535,9 @@ class Rows:
 
     def _together(self, op: Reduce, found: list[Operand]) -> Operand:
         """What vectors side by side make together, with those of the team's other threads."""
-        w, lanes = self.w, self.lanes
-        while len(found) > 1:
-            pairs = zip(found[::2], found[1::2], strict=False)
-            found = [*(combine(w, op.kind, a, b) for a, b in pairs), *found[len(found) & ~1 :]]
+        lanes = self.lanes
         live = self.vector.size.int if self.vector is not None and self.vector.size.is_int else lanes
-        total = across_lanes(w, op.kind, found[0], live if self.plan.team == 1 else lanes)
+        total = together(self.w, op.kind, found, live if self.plan.team == 1 else lanes)
         return total if self.across_team is None else self.across_team(op.kind, total, None)[0]
 
 

@@ -86,7 +86,10 @@ class Dialect:
     branches: bool = False  # what is not live is branched around
     together: int = 1  # steps of a simple loop that are written side by side, so that they wait for memory together
     own: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # of a type, for those of `math.py`
-    coarse: Mapping[tuple[str, str], Callable[..., str]] = field(default_factory=dict)  # for what is rounded anyway
+    # Of float32, for what is rounded anyway: by how many bits of the result are seen.
+    coarse: Mapping[tuple[str, int], Callable[..., str]] = field(default_factory=dict)
+    sums_from_first: bool = False  # a sum begins with its first number, whatever the sign of nothing, not with zero
+    upper_product: str | None = None  # the function that multiplies two words for the upper half of the product
     fault: str = "store i32 {code}, ptr {cell}"  # how a kernel says that it has failed
     # Combines a value with what is at an address, where other threads may do so too. None: no other thread ever does.
     update: Callable[[Writer, str, str, Operand], None] | None = None

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten
 
 from litz.graph.alias import is_view
-from litz.graph.editor import Editor, described, same_layout
+from litz.graph.editor import Editor, alike, same_layout
 from litz.graph.match import Found, Miss
 from litz.graph.mutation import disturbed, draws
 from litz.graph.pattern import ANY, call
@@ -164,7 +164,7 @@ def _read(match: Match, function: Any, values: list[Any], share: float) -> fx.Gr
     result: Any = output.args[0]
     if any(n.target is aten.copy_.default for n in traced.graph.nodes):
         return Miss(None, "it writes to its inputs", len(values))
-    if described(result.meta["val"]) != described(match.root.meta["val"]):
+    if not alike(result.meta["val"], match.root.meta["val"]):
         return Miss(None, "types are chosen by the place it runs in", len(values))
     product = result
     while product.target not in PRODUCTS and is_view(product) and isinstance(product.args[0], fx.Node):

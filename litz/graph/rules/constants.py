@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from litz.context import Context
-from litz.graph.alias import escapes
+from litz.graph.alias import escapes, is_looked_around
 from litz.graph.editor import Editor
 from litz.graph.uniform import Constants
 
@@ -55,8 +55,9 @@ def fold_constants(graph_module: fx.GraphModule, ctx: Context) -> int:
             continue
         if node.users and all(known.get(user) for user in node.users):
             continue
-        if escapes(node):
-            # The user would receive the stored tensor itself, or a view of it, and could write to it.
+        if escapes(node) or is_looked_around(node):
+            # The user would receive the stored tensor itself, or a view of it, and could write to it; and what lies
+            # around a part of a constant is not stored with it.
             continue
         if node in positions and any(_is_place_of(node, user) for user in node.users):
             continue

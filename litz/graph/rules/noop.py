@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.editor import described, same_layout
+from litz.graph.editor import alike, same_layout
 from litz.graph.pattern import ANY, Arg, ListOf, Wild, call
 from litz.graph.rewrite import Match, Rules, rule
 from litz.graph.sizes import Extent, is_dense, size_of, sizes
@@ -31,11 +31,7 @@ _WIDER = {
 
 def _same(match: Match, node: Any) -> Any:
     """The node, if it is a tensor of the root's shape and type; else None."""
-    return (
-        node
-        if isinstance(node, fx.Node) and described(node.meta.get("val")) == described(match.root.meta.get("val"))
-        else None
-    )
+    return node if isinstance(node, fx.Node) and alike(node.meta.get("val"), match.root.meta.get("val")) else None
 
 
 # To these a zero is a zero, whatever its sign.

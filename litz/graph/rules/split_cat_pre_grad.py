@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from litz.graph.editor import same_layout
-from litz.graph.mutation import disturbed, shared_with_user
+from litz.graph.mutation import disturbed, looked_around, shared_with_user
 from litz.graph.pattern import ANY, Arg, ListOf, call
 from litz.graph.rewrite import Match, Rules, rule
 from litz.graph.sizes import is_dense, sizes
@@ -96,6 +96,8 @@ def part_of_joined(match: Match) -> Any:
     if any(value.requires_grad for value in others) and not _learn_together(parted, len(xs)):
         # The joint graph goes the same way in the forward.
         return match.miss("what it was joined with may have a gradient of zeros by it")
+    if looked_around(match.root):
+        return match.miss("what it was joined with is read around it in memory")
     return _tensor(match, xs[match["part"]], joined)
 
 
