@@ -31,7 +31,7 @@ _SMALL_BLOCK, _FEW_UNITS = 64, 1 << 16  # so that few threads are on as many mul
 _FEW_ROWS = 512  # of which each had best have as many threads as it has vectors: one after the other takes too long
 _ROW_VALUES = 32  # elements of a row that one thread had best have
 _PACKED_REGISTERS = 40  # that it may have them in, all those that the passes share
-_ALONE_REGISTERS = 72  # the same, where a block has a multiprocessor to itself, rather than twice the threads
+_ALONE_REGISTERS = 72  # the same, where a block has a multiprocessor to itself in any case
 _WIDEST_TEAM = 512  # threads that had best share a row
 _MOST_THREADS = 1024  # that can
 _IN_FLIGHT = 16  # elements that a thread has under way, in one vector or several
@@ -266,7 +266,8 @@ def _team(kernel: Kernel, vector: Axis, lanes: int, passes: Sequence[Pass]) -> t
         fits = [*fits, wide] if wide is not None else fits
         return [*by_warps, *(found for most in _TURN_TEAMS for found in fits if found[0] <= most)][0]
     if fits:
-        alone = _packed(vectors, lanes, likes, shared, _ALONE_REGISTERS)
+        # So many threads leave each too few registers to compute in: half of them with twice the row do not spill.
+        alone = _packed(vectors, lanes, likes, shared, _ALONE_REGISTERS) if fits[0][0] > _WIDEST_TEAM else None
         return alone if alone is not None and alone[0] < fits[0][0] else fits[0]
     team = _grown(vectors, max(1, min(likes, _room(shared, _PACKED_REGISTERS) // lanes)), _WIDEST_TEAM)
     return team, min(walked, -(-vectors // team)), None
