@@ -137,9 +137,11 @@ def _check_traced(source: str, space: Space) -> Verdict:
 
 
 def _is_of_dynamos_fakes(source: str, space: Space, message: str) -> bool:
-    """Whether a result lies as Dynamo's fakes say, and not as in eager: inside a transform those are all there is to
-    go by, and any backend that traces goes by them."""
-    return "base" in space and "strides" in message and _through(source, space, "aot_eager")[0] == message
+    """Whether a result lies as Dynamo's fakes say, or has their type, and not eager's: inside a transform those are all
+    there is to go by, and any backend that traces goes by them. (Eager's tangent of `addcmul(x, i, i)` is float64 for
+    float32 and integers, that of its fakes float32.)"""
+    of_fakes = "strides" in message or "instead of torch." in message
+    return "base" in space and of_fakes and _through(source, space, "aot_eager")[0] == message
 
 
 def _through(source: str, space: Space, backend: Callable[..., Any] | str) -> tuple[str | None, bool]:
