@@ -226,7 +226,8 @@ class _Rows(Body):
             for op in sorted(self.kernel.body, key=lambda op: isinstance(op, Store)):
                 if isinstance(op, Reduce):
                     self._check_known(op)
-                    self.values[op.name] = self._together(op, self._counted(op))
+                    total = self._together(op, self._counted(op))
+                    self.values[op.name] = total + total.dtype.type(0) if op.kind == "sum" else total
                 else:
                     self.emit(op)
 

@@ -81,6 +81,12 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], object]] = {
         torch.copysign(x, torch.zeros(16)), torch.copysign(x, -torch.zeros(16)), torch.copysign(x, T([0.0, -0.0] * 8)),
     ),
     "same_kernels": lambda x: (x.view(2, 8).copysign(0.0).sin(), x.view(4, 4).copysign(-0.0).sin(), x.copysign(0.0)),
+    # Rows that are walked twice, of as many numbers as fill vectors and of fewer.
+    "sums_of_rows": lambda x: tuple(
+        y.sum(-1, keepdim=True) * torch.ones(y.shape[-1], dtype=y.dtype)
+        for minus in [-(x * 0).nan_to_num(0).abs()]
+        for y in (minus.view(8, 2), minus.view(4, 4).double(), minus.view(2, 8), minus[None], minus.repeat(2, 4))
+    ),
     "sums": lambda x: (
         torch.full((16,), -0.0).sum(), (x * 0).nan_to_num(0).neg().sum(0), x[1:2].sum(), x[1:2].prod(),
         x.view(4, 4).clamp(-0.0, -0.0).nan_to_num(0).sum(0), x[1:3].cumsum(0), x.cumprod(0), MINUS.mean(),

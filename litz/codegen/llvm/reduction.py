@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from litz.codegen.llvm import math
-from litz.codegen.llvm.writer import Operand, Writer, llvm_type
+from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.loop.dtype import DTYPES, compute_type
 from litz.loop.ir import COMBINE
 from litz.loop.scalar import SCALARS
@@ -29,6 +29,13 @@ def combine(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:
     if kind == "sum" and w.module.dialect.sums_from_first and DTYPES[a.dtype].kind == "float":
         spelling = spelling.replace(" {t}", " nsz {t}")
     return Operand(w.let(spelling.format(t=a.type, a=a.text, b=b.text)), a.dtype, a.lanes)
+
+
+def from_zero(w: Writer, kind: str, total: Operand) -> Operand:
+    """A total of terms alone, as if it had begun with zero: nothing but -0.0 adds up to 0.0 in eager."""
+    if kind != "sum" or DTYPES[total.dtype].kind != "float":
+        return total
+    return combine(w, kind, total, w.splat(Operand(literal(0.0, total.dtype), total.dtype, 1), total.lanes))
 
 
 def combine_stored(w: Writer, kind: str, a: Operand, b: Operand) -> Operand:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.gpu_scan import BeforeMe, scan_vectors
-from litz.codegen.llvm.reduction import better_of, better_than, combine, first_best, running, together
+from litz.codegen.llvm.reduction import better_of, better_than, combine, first_best, from_zero, running, together
 from litz.codegen.llvm.vectors import live_of, vectors, vectors_in_order
 from litz.codegen.llvm.writer import Operand, Writer, literal, llvm_type
 from litz.codegen.plan_cpu import SCRATCH_COPIES
@@ -216,7 +216,8 @@ class Rows:
             stores = []
             for op in self.kernel.body:
                 if isinstance(op, Reduce):
-                    self.frame.values[op.name] = [self._together(op, self._terms(op, self.plan.copies))]
+                    total = self._together(op, self._terms(op, self.plan.copies))
+                    self.frame.values[op.name] = [from_zero(self.w, op.kind, total)]
                 elif isinstance(op, Store):
                     stores.append(op)
                 else:
