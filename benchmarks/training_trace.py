@@ -38,13 +38,13 @@ def measure(layers: int = LAYERS) -> dict[str, Any]:
 
 def _litz(graph_module: torch.fx.GraphModule, inputs: list[Any], found: dict[str, Any]) -> float:
     from litz.capture.joint import trace_joint
-    from litz.graph.partition.mincut import split_by_minimum_cut
+    from litz.graph.partition.split import split
     from litz.ops.decompose import decompositions
 
     start = time.perf_counter()
     joint = trace_joint(graph_module.forward, inputs, None, decompositions(), True)
     found["nodes"] = len(joint.graph.graph.nodes)
-    split_by_minimum_cut(joint)
+    split(joint)
     return time.perf_counter() - start
 
 

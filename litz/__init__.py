@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from litz.frontdoor import compile
+    from litz.graph.partition.pytorch_convention import min_cut_rematerialization_partition
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule
     from litz.options import Options
@@ -38,6 +39,7 @@ _HOME = {
     "Loaded": "litz.aot.load",
     "compile": "litz.frontdoor",
     "explain_match": "litz.debug.explain_match",
+    "min_cut_rematerialization_partition": "litz.graph.partition.pytorch_convention",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
     "last_report": "litz.report",
@@ -79,6 +81,7 @@ __all__ = [
     "explain_match",
     "last_report",
     "load",
+    "min_cut_rematerialization_partition",
     "register_replacement",
     "reports",
     "rule",

@@ -44,6 +44,15 @@ def adds_nothing_of_varying_sizes() -> bool:
     return torch_version() >= (2, 13, 0)
 
 
+def selective_context(result: Any) -> Any:
+    """What a policy of selective checkpointing is given first; from 2.12 on it may look at the operator's result."""
+    from torch.utils.checkpoint import SelectiveCheckpointContext
+
+    if torch_version() >= (2, 12, 0):
+        return SelectiveCheckpointContext(is_recompute=False, op_output=result)
+    return SelectiveCheckpointContext(is_recompute=False)
+
+
 @lru_cache(maxsize=1)
 def ignores_a_lone_bound_of_nan() -> bool:
     """Whether `x.clamp(min=nan)` is `x` (2.11), not NaN (2.13). With both bounds it is NaN in all."""

@@ -22,6 +22,10 @@ from litz.errors import OptionError
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 MATMUL_CHOICES = ("auto", "generate", "library")
 BACKWARD_CHOICES = ("lazy", "eager")
+BUDGET_SOLVERS = ("dp", "greedy", "ilp")
+RECOMPUTE_RULES = (
+    "not_in_allow_list", "reductions", "used_far_apart", "long_fusible_chains", "materialised_backward",
+)  # fmt: skip
 
 
 def _option(default: Any, *, changes_code: bool, doc: str, hash: bool | None = None) -> Any:
@@ -30,11 +34,21 @@ def _option(default: Any, *, changes_code: bool, doc: str, hash: bool | None = N
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    memory_budget: float | str | None = _option(
+    memory_budget: float | None = _option(
         None,
         changes_code=True,
-        doc="bound on memory in training: a fraction of what saving everything takes (0 to 1), "
-        'or the peak in bytes ("6GiB")',
+        doc="training: a bound on what is kept for the backward, as a fraction of what would be kept without (0 to 1)",
+    )
+    recompute: Mapping[str, bool] | str | None = _option(
+        None,
+        changes_code=True,
+        hash=False,
+        doc="training: rules of what the backward does not compute again, by name, on or off; or 'aggressive': all off",
+    )
+    budget_solver: str = _option(
+        "dp",
+        changes_code=True,
+        doc="how what a fraction as `memory_budget` keeps is chosen: " + ", ".join(BUDGET_SOLVERS),
     )
     freeze: bool = _option(
         False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
@@ -181,15 +195,12 @@ def _bad(name: str, value: Any, accepted: str, hint: str | None = None) -> Optio
 
 
 def _check_budget(name: str, value: Any) -> None:
-    accepted = 'None, a number from 0 to 1, or a number of bytes such as "6GiB"'
+    accepted = "None or a number from 0 to 1"
     if value is None:
         return
     if isinstance(value, str):
-        try:
-            parse_bytes(value)
-        except OptionError as error:
-            raise _bad(name, value, accepted) from error
-        return
+        hint = "a bound in bytes is not there yet; a fraction bounds what is kept for the backward"
+        raise _bad(name, value, accepted, hint)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _bad(name, value, accepted)
     if math.isnan(value) or not 0 <= value <= 1:
@@ -225,6 +236,18 @@ def _check_choice(choices: tuple[str, ...]) -> Callable[[str, Any], None]:
         raise _bad(name, value, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
 
     return check
+
+
+def _check_recompute(name: str, value: Any) -> None:
+    accepted = f"None, 'aggressive', or a mapping of rules ({', '.join(RECOMPUTE_RULES)}) to True or False"
+    if value is None or value == "aggressive":
+        return
+    if not isinstance(value, Mapping) or not all(isinstance(on, bool) for on in value.values()):
+        raise _bad(name, value, accepted)
+    for rule in value:
+        if rule not in RECOMPUTE_RULES:
+            near = difflib.get_close_matches(str(rule), RECOMPUTE_RULES, n=1, cutoff=0.5)
+            raise _bad(name, value, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
 
 
 def _check_callable(name: str, value: Any) -> None:
@@ -264,6 +287,8 @@ def _check_names(name: str, value: Any) -> None:
 # One row a field; a test checks that none is missing.
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
+    "recompute": _check_recompute,
+    "budget_solver": _check_choice(BUDGET_SOLVERS),
     "freeze": _check_flag,
     "mode": _check_choice(MODES),
     "fuel": _check_count(0),
@@ -282,7 +307,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
 }
 
 
-_WITHOUT_EFFECT = ("memory_budget", "freeze")
+_WITHOUT_EFFECT = ("freeze",)
 _DEFAULTS = Options()
 
 

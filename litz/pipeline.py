@@ -24,7 +24,10 @@ from litz.context import Context
 from litz.graph.carry_numbers import carry_numbers
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.mincut import Split, split_by_minimum_cut
+from litz.graph.partition.again import Rules
+from litz.graph.partition.cost import ceilings
+from litz.graph.partition.extract import Split
+from litz.graph.partition.split import Policy, split
 from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_for_target import rewrite_for_target
 from litz.graph.rewrite_joint import rewrite_joint
@@ -71,14 +74,14 @@ def compile_to_data(
     if not joint.signature.differentiable:
         graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
         return Compiled(joint.signature, compile_graph(graph, ctx)), None
-    split = run("split", ctx, split_by_minimum_cut, joint)
-    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, split.forward, ctx), ctx, training=True)
-    step = _training(joint, split, forward)
+    parts = run("split", ctx, split, joint, _policy(ctx))
+    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, parts.forward, ctx), ctx, training=True)
+    step = _training(joint, parts, forward)
 
     @lru_cache(maxsize=None)
     @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
-        graph = without_tangents(split.backward, split.taken, absent)
+        graph = without_tangents(parts.backward, parts.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
         return compile_graph(graph, ctx, "backward", True, step.donated)
 
@@ -87,6 +90,13 @@ def compile_to_data(
         # becomes a guard only while Dynamo is still at work.
         backward(())
     return Compiled(joint.signature, forward, step), backward
+
+
+def _policy(ctx: Context) -> Policy:
+    """What the options ask of the split."""
+    options = ctx.options
+    fraction = 1.0 if options.memory_budget is None else float(options.memory_budget)
+    return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, ceilings(ctx.target))
 
 
 def _training(joint: Joint, split: Split, forward: Artifact) -> Training:

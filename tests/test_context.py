@@ -167,7 +167,7 @@ def test_what_is_left_to_eager_names_the_line_of_the_user() -> None:
 
 
 def test_options_without_effect_say_so() -> None:
-    for name, value in (("freeze", True), ("memory_budget", 0.5), ("mode", "max-autotune")):
+    for name, value in (("freeze", True), ("mode", "max-autotune")):
         (said,) = Options.parse({name: value}).without_effect()
         assert name in said
     assert Options().without_effect() == Options(mode="reduce-overhead").without_effect() == []

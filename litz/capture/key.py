@@ -23,6 +23,7 @@ import typing_extensions
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from litz.capture.checkpoint import has_policy
 from litz.capture.modes import modes_now
 from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
@@ -96,6 +97,8 @@ class _Spelling:
 
     def _held(self, value: Any) -> str:
         if isinstance(value, fx.GraphModule):
+            if has_policy(value):
+                raise Uncacheable("a function of the user's says what a checkpoint keeps")
             return "{\n" + self.graph(value) + "\n}"
         if type(value) in (torch.Tensor, torch.nn.Parameter) and not isinstance(value, FakeTensor):
             content = blake2b(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

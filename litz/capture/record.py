@@ -24,14 +24,17 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.autograd.function import BackwardCFunction
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from litz.capture.checkpoint import Policy
 from litz.capture.repeated import Repeated
 from litz.compat import ReplayTable, fakes_not_remembered
 from litz.errors import CaptureError, user_line
 from litz.graph.alias import CHECKS, base, is_view
 from litz.graph.eager_strides import eager_strides
 from litz.graph.module import graph_module
+from litz.graph.partition.regions import KEPT, REGION
 from litz.graph.sizes import sizes_as_arguments
 from litz.ops.registry import LOWERINGS
 
@@ -53,7 +56,8 @@ class Recorder(TorchDispatchMode):
         self.differentiating = False  # what runs now, eager runs when `backward` is called
         self._node_now: str | None = None
         self._begun: list[tuple[int, str]] = []  # nodes of the user's, and autograd's count of steps before each
-        self._region = self._regions = 0
+        self._region = self._regions = 0  # of a checkpoint
+        self._policy: Policy | None = None  # of the region: what it keeps after all
         self._nodes: dict[int, fx.Node] = {}
         self._laid_out_anew: set[fx.Node] = set()  # whose fakes had other strides than eager gives
         self._alive: list[Any] = []  # identities must not be given out again while the trace lasts
@@ -126,6 +130,17 @@ class Recorder(TorchDispatchMode):
             raise
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        policy, self._policy = self._policy, None  # what a call is taken apart to, it is not asked about
+        try:
+            result = self._recorded(func, args, kwargs)
+            if policy is not None and policy(func, result, args, kwargs):
+                for tensor in filter(torch.is_tensor, pytree.tree_leaves(result)):
+                    self._argument(tensor).meta[KEPT] = True
+            return result
+        finally:
+            self._policy = policy
+
+    def _recorded(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if func.namespace == "prim":  # what is asked of a tensor
             return func(*args, **kwargs)
         rewritten = self.decompositions.get(func)
@@ -163,7 +178,7 @@ class Recorder(TorchDispatchMode):
         if self.source is not None:
             node.meta["stack_trace"] = self.source
         if self._region:
-            node.meta["checkpoint"] = self._region
+            node.meta[REGION] = self._region
         if self.differentiating:
             self._mark_backward(node)
         if laid_out_anew:
@@ -240,14 +255,16 @@ class Recorder(TorchDispatchMode):
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in self._nodes:
                     raise CaptureError(f"{func} writes to a tensor that is no argument")
 
-    def in_region(self, run: Callable[[], Any]) -> Any:
-        """What is recorded meanwhile is marked as one region of a checkpoint."""
-        outer, self._region = self._region, self._regions + 1
+    def in_region(self, run: Callable[[], Any], policy: Policy | None) -> Any:
+        """What is recorded meanwhile is marked as one region of a checkpoint, that around it if there is one."""
+        if self._region:
+            return run()
         self._regions += 1
+        self._region, self._policy = self._regions, policy
         try:
             return run()
         finally:
-            self._region = outer
+            self._region, self._policy = 0, None
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Arithmetic on sizes is no operator: shapes carry its result."""

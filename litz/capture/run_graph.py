@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from litz.capture.checkpoint import policy_of
 from litz.capture.left_as_found import Entered, left_as_found
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _not_dropped(input: Any, p: Any = 0.5, train: Any = True, inplace: Any = Fal
 def _run_region(body: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None) -> Any:
     if recorder is None:
         return run_graph(body, args)
-    return recorder.in_region(lambda: run_graph(body, args, recorder))
+    return recorder.in_region(lambda: run_graph(body, args, recorder), policy_of(body))
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -51,7 +51,7 @@ def check_first(program: Program) -> Program:
     effects = [step for step in program.steps if has_effect(program, step)]
     if not effects:
         return program
-    program = set_aside(program, _may_fail)
+    program = set_aside(program, _may_fail, _fails_while_writing)
     buffers = dict(program.buffers)
     steps: list[Step] = []
     seen: set[tuple] = set()
@@ -146,6 +146,11 @@ def _may_fail(step: Step) -> bool:
     if isinstance(step, Kernel):
         return any(isinstance(op, Check) for op in step.body)
     return taken_apart(step.target).name not in _CANNOT_FAIL
+
+
+def _fails_while_writing(step: Step) -> bool:
+    """Whether it is a kernel with checks that cannot be made a kernel of their own."""
+    return isinstance(step, Kernel) and _may_fail(step) and _checks_of(step) is None
 
 
 def _dependences(steps: Sequence[Step]) -> list[set[int]]:

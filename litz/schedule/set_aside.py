@@ -16,11 +16,13 @@ from litz.loop.ir import Buffer, Call, Kernel, Load, Op, Program, Step, Store, V
 _MOST = 1 << 16  # elements that are copied
 
 
-def set_aside(program: Program, may_fail: Callable[[Step], bool]) -> Program:
+def set_aside(
+    program: Program, may_fail: Callable[[Step], bool], fails_while_writing: Callable[[Step], bool]
+) -> Program:
     for name, buffer in list(program.buffers.items()):
         if buffer.kind == "input" and _is_small(buffer):
             writers = [at for at, step in enumerate(program.steps) if name in step.writes]
-            if writers and _decides(program.steps, writers[0], name, may_fail):
+            if writers and _decides(program.steps, writers, name, may_fail, fails_while_writing):
                 program = _aside(program, buffer, [program.steps[at] for at in writers])
     return program
 
@@ -30,10 +32,16 @@ def _is_small(buffer: Buffer) -> bool:
     return buffer.size.int <= _MOST if buffer.size.is_int else buffer.dtype in ("i32", "i64")
 
 
-def _decides(steps: Sequence[Step], first: int, name: str, may_fail: Callable[[Step], bool]) -> bool:
-    """Whether a step that may fail reads what a step made that writes there, or what was made of that."""
+def _decides(
+    steps: Sequence[Step], writers: Sequence[int], name: str, may_fail: Callable[[Step], bool],
+    fails_while_writing: Callable[[Step], bool],
+) -> bool:  # fmt: skip
+    """Whether a step that writes there may fail itself, or one that reads what such a step made, or what was made of
+    that."""
+    if any(fails_while_writing(steps[at]) for at in writers):
+        return True
     made: set[str] = set()
-    for step in steps[first:]:
+    for step in steps[writers[0] :]:
         reads = not made.isdisjoint(step.reads)
         if reads and may_fail(step):
             return True

@@ -12,7 +12,7 @@ import torch
 
 from litz.context import Context
 from litz.graph.lay_out import lay_out
-from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.partition.split import split
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.loop.ir import Program
@@ -43,8 +43,8 @@ def gpu_programs(model: torch.nn.Module, inputs: Mapping[str, Any], training: bo
         joint = lay_out(rewrite_joint(trace(function, flat, None, ctx, training), ctx), ctx)
     graphs = [joint.graph]
     if training:
-        split = split_by_minimum_cut(joint)
-        graphs = [rewrite_post_grad(graph, ctx) for graph in (split.forward, split.backward)]
+        parts = split(joint)
+        graphs = [rewrite_post_grad(graph, ctx) for graph in (parts.forward, parts.backward)]
     programs = []
     for graph in graphs:
         program = merge_axes(check_first(fuse(mark_outputs(lower(graph, ctx).program), ctx)))

@@ -18,7 +18,7 @@ from litz.codegen.llvm.build import object_of
 from litz.codegen.llvm.writer import Module
 from litz.codegen.plan_gpu import plan_for_gpu
 from litz.context import Context
-from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.partition.split import split
 from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_post_grad
@@ -227,12 +227,12 @@ def test_a_backward_draws_what_its_forward_drew() -> None:
     ctx = Context(Options(), target())
     inputs = [t.clone().requires_grad_() for t in (x, y)]
     joint = replay_draws(rewrite_joint(trace(function, inputs, None, ctx, True), ctx), ctx)
-    split = split_by_minimum_cut(joint)
-    forward, backward = (scheduled(rewrite_post_grad(g, ctx), ctx) for g in (split.forward, split.backward))
+    parts = split(joint)
+    forward, backward = (scheduled(rewrite_post_grad(g, ctx), ctx) for g in (parts.forward, parts.backward))
     results = seeded(lambda: run(forward, [x, y])).results
     own, saved = results[: joint.forward_outputs], results[joint.forward_outputs :]
     assert [t.numel() for t in saved if not t.is_floating_point()] == [2]  # the cell, and no mask
-    given = [(x, y)[i] for i in split.saved_primals] + [own[i] for i in split.saved_results] + saved
+    given = [(x, y)[i] for i in parts.saved_primals] + [own[i] for i in parts.saved_results] + saved
     ran = run(backward, [*given, tangent])
     assert not ran.others
     cell, blocks = cell_of(), eager_draws.increment(x.numel(), THREADS) // 4

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from litz.capture.joint import trace_joint
 from litz.context import Context
-from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.partition.split import split
 from litz.graph.replacement import forward_only
 from litz.graph.rewrite import Rules, apply_rules
 from litz.graph.rules import padding
@@ -241,9 +241,9 @@ def kept(function: Callable[..., Any], x: torch.Tensor, *rest: Any) -> list[torc
     joint = trace_joint(lambda *args: function(*args), [x.requires_grad_(), *rest], None, {}, True)
     for rules in (PADDING, LOSS):
         apply_rules(joint.graph, anywhere(rules), context())
-    split = split_by_minimum_cut(joint)
-    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
-    nodes = output.args[0][joint.forward_outputs : joint.forward_outputs + split.saved]
+    parts = split(joint)
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
+    nodes = output.args[0][joint.forward_outputs : joint.forward_outputs + parts.saved]
     return [node.meta["val"] for node in nodes]
 
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn import functional as F
 
 from litz.context import Context
-from litz.graph.partition.mincut import split_by_minimum_cut
+from litz.graph.partition.split import split
 from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.signature import Joint
@@ -134,12 +134,12 @@ def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_the_mask_is_not_kept() -> None:
     inputs = [torch.randn(256, 256, requires_grad=True) for _ in range(2)]
     joint = replay(layer, inputs, training=True)
-    split = split_by_minimum_cut(joint)
-    (forward,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    parts = split(joint)
+    (forward,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     kept = [n.meta["val"] for n in forward.args[0][joint.forward_outputs :]]
     assert sorted((t.dtype, t.numel()) for t in kept if t.dtype is not torch.float32) == [(torch.int64, 2)]
-    assert len(calls(split.forward, RESERVE)) == 1 and not calls(split.backward, RESERVE)
-    assert len(calls(split.backward, DRAW)) == 2
+    assert len(calls(parts.forward, RESERVE)) == 1 and not calls(parts.backward, RESERVE)
+    assert len(calls(parts.backward, DRAW)) == 2
 
 
 def test_what_nobody_reads_still_moves_the_generator() -> None:
@@ -147,8 +147,8 @@ def test_what_nobody_reads_still_moves_the_generator() -> None:
         dropout(x)
         return x * 2
 
-    split = split_by_minimum_cut(replay(function, [torch.randn(64, requires_grad=True)], training=True))
-    assert len(calls(split.forward, RESERVE)) == 1
+    parts = split(replay(function, [torch.randn(64, requires_grad=True)], training=True))
+    assert len(calls(parts.forward, RESERVE)) == 1
 
 
 # -- how eager deals numbers out ------------------------------------------------------------------

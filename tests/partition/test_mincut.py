@@ -13,9 +13,14 @@ from torch.nn import functional as F
 
 from litz.capture.joint import trace_joint
 from litz.graph.alias import base, is_view
-from litz.graph.partition import maxflow, mincut
+from litz.graph.partition import maxflow
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.mincut import Split, split_by_minimum_cut
+from litz.graph.partition.again import fuses
+from litz.graph.partition.extract import Split
+from litz.graph.partition.maxflow import INFINITE, FlowNetwork
+from litz.graph.partition.mincut import minimum_cut, problem_of
+from litz.graph.partition.sides import Sides, sides_of
+from litz.graph.partition.split import split
 from litz.graph.signature import Input, Joint, Signature
 from litz.ops.decompose import decompositions
 
@@ -92,13 +97,13 @@ def tangents_of(joint: Joint) -> list[torch.Tensor]:
     return [torch.randn(f.shape, dtype=f.dtype) for f in fakes]
 
 
-def flow(split: Split, joint: Joint, inputs: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
+def flow(parts: Split, joint: Joint, inputs: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
     """The forward's own results and the gradients, passing from one side to the other what the split says."""
-    results = list(split.forward(*inputs))
+    results = list(parts.forward(*inputs))
     own, rest = results[: joint.forward_outputs], results[joint.forward_outputs :]
-    taken = [*(inputs[i] for i in split.saved_primals), *(own[i] for i in split.saved_results), *rest]
-    assert len(taken) == split.taken
-    return own, list(split.backward(*taken, *tangents))
+    taken = [*(inputs[i] for i in parts.saved_primals), *(own[i] for i in parts.saved_results), *rest]
+    assert len(taken) == parts.taken
+    return own, list(parts.backward(*taken, *tangents))
 
 
 @each
@@ -107,7 +112,7 @@ def test_forward_and_backward_recombine_to_the_joint_graph(name: str) -> None:
     tangents = tangents_of(joint)
     # Each run gets its own inputs: a program may write to them.
     want = joint.graph(*(x.clone() for x in inputs), *tangents)
-    own, gradients = flow(split_by_minimum_cut(joint), joint, [x.clone() for x in inputs], tangents)
+    own, gradients = flow(split(joint), joint, [x.clone() for x in inputs], tangents)
     torch.testing.assert_close([*own, *gradients], list(want), rtol=1e-12, atol=1e-12)
 
 
@@ -118,15 +123,14 @@ def test_what_is_saved_is_the_least(name: str) -> None:
     graph = joint.graph.graph
     (output,) = (n for n in graph.nodes if n.op == "output")
     gradients = [n for n in output.args[0][joint.forward_outputs :] if isinstance(n, fx.Node)]
-    sides = mincut._sides_of(joint)
-    kept = mincut._minimum_cut(graph, sides, set(gradients))
-    needed = mincut._ancestors(gradients)
-    early = [n for n in graph.nodes if n in needed and n not in sides.late]
-    price = {n: mincut._price(n, sides.alive) for n in early}
+    sides = sides_of(joint)
+    problem = problem_of(joint, sides)
+    kept = minimum_cut(problem, lambda n: 0 if fuses(n) else INFINITE).kept
+    needed, early, price = problem.needed, problem.nodes, problem.prices
     asked = {n for n in early if any(u in sides.late and u in needed for u in n.users) or n in gradients}
     read = {n for n in early if any(u in needed and sides.only_in_backward(u) for u in n.users)}
     by_then = sides.read_by_then(early)
-    choices = [n for n in early if price[n] < maxflow.INFINITE and n not in by_then]
+    choices = [n for n in early if price[n] < INFINITE and n not in by_then]
     assert len(choices) <= 16, "too large to try every choice"
     best = min(
         sum(price[n] for n in chosen)
@@ -138,7 +142,7 @@ def test_what_is_saved_is_the_least(name: str) -> None:
     assert sum(price[n] for n in kept) == best
 
 
-def _suffices(saved: set[fx.Node], asked: set[fx.Node], read: set[fx.Node], sides: Any) -> bool:
+def _suffices(saved: set[fx.Node], asked: set[fx.Node], read: set[fx.Node], sides: Sides) -> bool:
     """What the backward asks for is saved, or made from such; formulas alone read what the caller sees, as it is."""
     if any(sides.owner(n) in sides.seen - saved for n in asked | read):
         return False
@@ -151,7 +155,7 @@ def _suffices(saved: set[fx.Node], asked: set[fx.Node], read: set[fx.Node], side
             continue
         if whole is not node and whole in sides.seen:
             needs = {(whole, as_it_is)}
-        elif node.op == "placeholder" or not sides.again(node):
+        elif node.op == "placeholder" or not (fuses(node) or sides.only_in_backward(node)):
             return False
         else:
             formula = sides.reads_what_is_seen(node)
@@ -163,7 +167,7 @@ def _suffices(saved: set[fx.Node], asked: set[fx.Node], read: set[fx.Node], side
 
 def kept_by(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Joint, Split]:
     joint = trace_joint(function, list(inputs), None, decompositions(), True)
-    return joint, split_by_minimum_cut(joint)
+    return joint, split(joint)
 
 
 def test_an_argument_is_kept_where_eager_keeps_it_and_nowhere_else() -> None:
@@ -180,15 +184,15 @@ def test_an_argument_is_kept_where_eager_keeps_it_and_nowhere_else() -> None:
 
 def test_what_eager_makes_of_an_argument_in_the_backward_is_not_made_before() -> None:
     """Though the mask is smaller than what it is made of."""
-    _, split = kept_by(lambda x, w: torch.minimum(x, (x @ w) * 2), g(4, 4), g(4, 4))
-    assert split.saved_primals == (0, 1)
-    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    _, parts = kept_by(lambda x, w: torch.minimum(x, (x @ w) * 2), g(4, 4), g(4, 4))
+    assert parts.saved_primals == (0, 1)
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     assert all(n.meta["val"].dtype is not torch.bool for n in output.args[0])
 
 
 def test_a_result_is_kept_where_eager_keeps_it_and_nowhere_else() -> None:
-    _, split = kept_by(lambda x, w: ((y := x @ w), y.t().sigmoid() * 2), g(4, 4), g(4, 4))
-    assert (split.saved_primals, split.saved_results, split.saved) == ((0, 1), (), 1)
+    _, parts = kept_by(lambda x, w: ((y := x @ w), y.t().sigmoid() * 2), g(4, 4), g(4, 4))
+    assert (parts.saved_primals, parts.saved_results, parts.saved) == ((0, 1), (), 1)
     # Making it again is not reading what the caller has.
     _, again = kept_by(lambda x, w: (x @ w).sigmoid(), g(4, 4), g(4, 4))
     assert (again.saved_primals, again.saved_results, again.saved) == ((0, 1), (0,), 0)
@@ -212,11 +216,11 @@ def test_what_a_checkpoint_makes_again_is_made_from_its_arguments() -> None:
 def test_what_was_cast_from_fewer_bits_is_kept_in_those() -> None:
     """The narrow one is the caller's, who may write to it; the wide one would take twice the bytes."""
     joint, inputs = joint_of("widened")
-    split = split_by_minimum_cut(joint)
-    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    parts = split(joint)
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     (saved,) = output.args[0][joint.forward_outputs :]
-    assert not split.saved_results and saved.meta["val"].dtype == torch.bfloat16
-    results = split.forward(*inputs)
+    assert not parts.saved_results and saved.meta["val"].dtype == torch.bfloat16
+    results = parts.forward(*inputs)
     assert results[-1].data_ptr() != results[0].data_ptr()
 
 
@@ -225,20 +229,20 @@ def test_random_draws_are_never_computed_again() -> None:
         return (F.dropout(x.sin(), 0.5) * torch.rand_like(x)).exp() @ w
 
     joint = trace_joint(drops, [g(6, 5), g(5, 3)], None, decompositions(), True)
-    split = split_by_minimum_cut(joint)
+    parts = split(joint)
 
     def draws(module: fx.GraphModule) -> int:
         tags = (getattr(n.target, "tags", ()) for n in module.graph.nodes)
         return sum(torch.Tag.nondeterministic_seeded in t for t in tags)
 
-    assert draws(split.forward) == 2 and draws(split.backward) == 0
+    assert draws(parts.forward) == 2 and draws(parts.backward) == 0
 
 
 @each
 def test_views_are_not_saved(name: str) -> None:
     joint, _ = joint_of(name)
-    split = split_by_minimum_cut(joint)
-    (output,) = (n for n in split.forward.graph.nodes if n.op == "output")
+    parts = split(joint)
+    (output,) = (n for n in parts.forward.graph.nodes if n.op == "output")
     for node in output.args[0][joint.forward_outputs :]:
         assert not is_view(node), f"{node} is a window on something that is saved or alive already"
 
@@ -257,23 +261,23 @@ def test_saved_inputs_and_outputs_are_not_copied() -> None:
 
 def test_an_input_that_is_written_to_is_saved_as_it_was() -> None:
     joint, _ = joint_of("mutated")
-    split = split_by_minimum_cut(joint)
-    assert 1 not in split.saved_primals
+    parts = split(joint)
+    assert 1 not in parts.saved_primals
 
 
 # -- absent tangents ----------------------------------------------------------------------------------
 @each
 def test_without_tangents_is_the_backward_with_zeros(name: str) -> None:
     joint, inputs = joint_of(name)
-    split = split_by_minimum_cut(joint)
+    parts = split(joint)
     tangents = tangents_of(joint)
     for present in itertools.product((True, False), repeat=len(tangents)):
         absent = [i for i, p in enumerate(present) if not p]
         given = [t if p else torch.zeros_like(t) for t, p in zip(tangents, present, strict=True)]
         fresh = [x.clone() for x in inputs]
-        _, want = flow(split, joint, [x.clone() for x in inputs], given)
-        graph = without_tangents(split.backward, split.taken, absent)
-        part = Split(split.forward, graph, split.saved_primals, split.saved_results, split.saved, split.taken)
+        _, want = flow(parts, joint, [x.clone() for x in inputs], given)
+        graph = without_tangents(parts.backward, parts.taken, absent)
+        part = Split(parts.forward, graph, parts.saved_primals, parts.saved_results, parts.saved, parts.taken)
         _, found = flow(part, joint, fresh, [t if p else None for t, p in zip(tangents, present, strict=True)])
         for mine, theirs in zip(found, want, strict=True):
             torch.testing.assert_close(torch.zeros_like(theirs) if mine is None else mine, theirs)
@@ -281,10 +285,10 @@ def test_without_tangents_is_the_backward_with_zeros(name: str) -> None:
 
 def test_what_absent_tangents_alone_reach_is_not_computed() -> None:
     joint = trace_joint(lambda x, w, u: (x @ w, x @ u), [g(4, 5), g(5, 6), g(5, 7)], None, {}, True)
-    split = split_by_minimum_cut(joint)
+    parts = split(joint)
 
     def products(absent: tuple[int, ...]) -> int:
-        graph = without_tangents(split.backward, split.taken, absent).graph
+        graph = without_tangents(parts.backward, parts.taken, absent).graph
         return sum(n.target is aten.mm.default for n in graph.nodes)
 
     assert (products(()), products((1,)), products((0, 1))) == (4, 2, 0)
@@ -338,18 +342,19 @@ def deep_joint(layers: int) -> Joint:
 
 
 def test_work_grows_with_the_graph_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = maxflow.FlowNetwork.__init__
+    made = FlowNetwork.__init__
 
     def counting(self: Any) -> None:
         made(self)
         self.room, self.head = Counted(), Counted()
 
-    monkeypatch.setattr(maxflow.FlowNetwork, "__init__", counting)
+    monkeypatch.setattr(FlowNetwork, "__init__", counting)
+    monkeypatch.setattr(maxflow, "installed_solver", lambda: None)
     reads = []
     for layers in (125, 250, 500, 1000):
         joint = deep_joint(layers)
         assert len(joint.graph.graph.nodes) >= 10 * layers
         Counted.reads = 0
-        split_by_minimum_cut(joint)
+        split(joint)
         reads.append(Counted.reads)
     assert reads[-1] <= 10 * reads[0], f"eight times the nodes, {reads[-1] / reads[0]:.1f} times the work: {reads}"

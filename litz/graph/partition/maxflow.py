@@ -1,12 +1,15 @@
-"""Maximum flow by Dinic's algorithm, and the minimum cut it proves.
+"""Maximum flow, and the minimum cut it proves.
 
 In: edges with integer capacities. Out: the set of vertices on the source's side, of several cuts the one nearest to
-the sink.
+the sink. OR-Tools finds it where it is installed; Dinic's algorithm, written out here, finds the same one elsewhere.
+(SciPy's flows are numbers of 32 bits, too few for bytes.)
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
+from typing import Any
 
 INFINITE = 1 << 60
 
@@ -31,6 +34,20 @@ class FlowNetwork:
 
     def minimum_cut(self, source: int, sink: int) -> tuple[int, set[int]]:
         """The flow's value, and the vertices from which the sink is out of reach when it is maximal."""
+        solver = installed_solver()
+        return self._by_dinic(source, sink) if solver is None else self._by_solver(solver(), source, sink)
+
+    def _by_solver(self, solver: Any, source: int, sink: int) -> tuple[int, set[int]]:
+        import numpy
+
+        capacities = numpy.array(self.room[::2], dtype=numpy.int64)
+        solver.add_arcs_with_capacity(numpy.array(self.head[1::2]), numpy.array(self.head[::2]), capacities)
+        status = solver.solve(source, sink)
+        if status != solver.OPTIMAL:  # sums of capacities that its numbers do not hold
+            return self._by_dinic(source, sink)
+        return solver.optimal_flow(), set(range(len(self.edges))) - {sink, *solver.get_sink_side_min_cut()}
+
+    def _by_dinic(self, source: int, sink: int) -> tuple[int, set[int]]:
         total = 0
         while True:
             level = self._levels(source, sink)
@@ -95,3 +112,16 @@ class FlowNetwork:
                 following[v] += 1
             else:
                 return pushed
+
+
+@lru_cache(maxsize=1)
+def installed_solver() -> Any | None:
+    """A maker of OR-Tools' solvers."""
+    try:
+        from ortools.graph.python.max_flow import SimpleMaxFlow
+    except ImportError:
+        return None
+    return SimpleMaxFlow
+
+
+__all__ = ["INFINITE", "FlowNetwork", "installed_solver"]
