@@ -34,10 +34,11 @@ def _option(default: Any, *, changes_code: bool, doc: str, hash: bool | None = N
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    memory_budget: float | None = _option(
+    memory_budget: float | int | str | None = _option(
         None,
         changes_code=True,
-        doc="training: a bound on what is kept for the backward, as a fraction of what would be kept without (0 to 1)",
+        doc="training: a bound on memory: on what is kept for the backward, as a fraction of what would be kept without "
+        '(0 to 1); or on the peak of a step, in bytes ("6GiB") or as a share of the machine\'s memory ("80%")',
     )
     recompute: Mapping[str, bool] | str | None = _option(
         None,
@@ -184,6 +185,21 @@ def parse_bytes(text: str) -> int:
     return int(float(match["count"]) * _UNITS[match["unit"].lower()])
 
 
+_SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
+
+
+def bytes_of_budget(value: float | int | str | None, machine_bytes: int) -> int | None:
+    """A budget that bounds the peak, in bytes; None if it is a fraction of what is kept."""
+    if isinstance(value, str):
+        share = _SHARE.match(value)
+        if share is None:
+            return parse_bytes(value)
+        if float(share[1]) > 100:
+            raise OptionError(f"{value!r} is more than there is", hint='write a share of memory, such as "80%"')
+        return int(float(share[1]) / 100 * machine_bytes)
+    return value if isinstance(value, int) and value > 1 else None
+
+
 def _unknown(name: Any) -> OptionError:
     near = difflib.get_close_matches(str(name), _CHECKS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "the options are " + ", ".join(_CHECKS)
@@ -195,12 +211,17 @@ def _bad(name: str, value: Any, accepted: str, hint: str | None = None) -> Optio
 
 
 def _check_budget(name: str, value: Any) -> None:
-    accepted = "None or a number from 0 to 1"
+    accepted = 'None, a number from 0 to 1, a number of bytes such as "6GiB", or a share of memory such as "80%"'
     if value is None:
         return
     if isinstance(value, str):
-        hint = "a bound in bytes is not there yet; a fraction bounds what is kept for the backward"
-        raise _bad(name, value, accepted, hint)
+        try:
+            bytes_of_budget(value, 1)
+        except OptionError as error:
+            raise _bad(name, value, accepted) from error
+        return
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _bad(name, value, accepted)
     if math.isnan(value) or not 0 <= value <= 1:

@@ -45,6 +45,7 @@ from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
+from litz.schedule.peak import peak
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.schedule.split_reductions import split_reductions
@@ -83,7 +84,8 @@ def compile_to_data(
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(parts.backward, parts.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
-        return compile_graph(graph, ctx, "backward", True, step.donated)
+        kept = range(parts.first_saved, parts.first_saved + parts.saved)
+        return compile_graph(graph, ctx, "backward", True, step.donated, kept)
 
     if ctx.options.backward == "eager" or joint.signature.sizes:
         # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
@@ -108,16 +110,20 @@ def _training(joint: Joint, split: Split, forward: Artifact) -> Training:
 
 
 def compile_graph(
-    graph: fx.GraphModule, ctx: Context, part: str = "forward", training: bool = False, donated: Sequence[int] = ()
-) -> Artifact:
-    """A functional ATen graph as native code. `donated`: inputs whose memory it may use again."""
+    graph: fx.GraphModule, ctx: Context, part: str = "forward", training: bool = False,
+    donated: Sequence[int] = (), dropped: Sequence[int] = (),
+) -> Artifact:  # fmt: skip
+    """A functional ATen graph as native code. `donated`: inputs whose memory it may use again; `dropped`: those that
+    nobody else holds."""
     try:
-        return _compile_graph(graph, ctx, part, training, donated)
+        return _compile_graph(graph, ctx, part, training, donated, dropped)
     finally:
         forget()
 
 
-def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int]) -> Artifact:
+def _compile_graph(
+    graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int], dropped: Sequence[int]
+) -> Artifact:
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
     program = run("fuse", ctx, fuse, program, ctx)
@@ -140,7 +146,9 @@ def _compile_graph(graph: fx.GraphModule, ctx: Context, part: str, training: boo
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
-    built = Built(part, rendering.launches, rendering.kernels, calls, likely.size)
+    own = [name for i in dropped if (name := program.inputs[i]) is not None]
+    memory = peak(program, layout, rendering.workspace, own)
+    built = Built(part, rendering.launches, rendering.kernels, calls, likely.size, memory)
     ctx.built.append(built)
     ctx.publish()
     return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)

@@ -7,7 +7,7 @@ compiled, a model with graph breaks having many.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,15 +55,27 @@ class Occasion(NamedTuple):
     why: str = "the first call"
 
 
+class Memory(NamedTuple):
+    """What a run of a program takes beyond its arguments, in bytes: `arena` throughout, `peak` at most (in `step`, of
+    which the `largest` hold most), `left` when it has run."""
+
+    arena: int = 0
+    peak: int = 0
+    left: int = 0
+    step: str = ""
+    largest: tuple[tuple[str, int], ...] = ()
+
+
 class Built(NamedTuple):
     """One native program: its part (forward or backward), what a run of it launches, how many different kernels that
-    takes, its arena."""
+    takes, its arena, and all memory that it takes."""
 
     part: str
     kernels: int
     kernels_built: int
     calls: Mapping[str, int]
     arena_bytes: int
+    memory: Memory = Memory()
 
 
 class Told(NamedTuple):
@@ -78,7 +90,8 @@ class Told(NamedTuple):
 @dataclass(frozen=True)
 class Report:
     """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
-    was compiled, backward. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as
+    was compiled, backward; `peak_bytes` is the most memory that a call, or a step with its backward, takes beyond
+    arguments and gradients of before. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as
     CUDA graphs, or why not, once it is known; `cache` whether it was there already, or else how it differs from what
     was."""
 
@@ -90,6 +103,7 @@ class Report:
     calls: tuple[tuple[str, int], ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     arena_bytes: int = 0
+    peak_bytes: int = 0
     timings: tuple[tuple[str, float], ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     firings: tuple[Firing, ...] = ()
@@ -132,6 +146,7 @@ class Report:
         lines.append(f"  {self.title}")
         lines.append(f"  kernels: {self.kernels} launched a run, {self.kernels_built} built")
         lines.append(f"  arena: {self.arena_bytes:,} bytes")
+        lines.append(f"  peak: {self.peak_bytes:,} bytes beyond arguments")
         lines += _section("operator calls a run", [f"{name} × {count}" for name, count in self.calls])
         lines += _section("fallbacks", [_fallback_line(fallback) for fallback in self.fallbacks])
         lines += _section("rules fired", [_firing_line(firing) for firing in self.firings])
@@ -162,6 +177,16 @@ def _near_miss_line(miss: NearMiss) -> str:
 def _firing_line(firing: Firing) -> str:
     where = f" ({firing.file}:{firing.line})" if firing.file else ""
     return f"{firing.rule} × {firing.times}{where}"
+
+
+def step_peak(built: Sequence[Built]) -> int:
+    """Of a forward and a backward: what the one leaves is there while the other runs, and so is the larger arena."""
+    forward = next((b.memory for b in built if b.part != "backward"), Memory())
+    found = forward.peak
+    for behind in (b.memory for b in built if b.part == "backward"):
+        arena = max(forward.arena, behind.arena)
+        found = max(found, forward.left + arena + behind.peak - behind.arena)
+    return found
 
 
 class History:

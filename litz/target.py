@@ -162,6 +162,11 @@ class Target:
         return False
 
     @property
+    def memory_bytes(self) -> int:
+        """All that it has."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    @property
     def device(self) -> str:
         """What torch calls it."""
         return "cpu"

@@ -92,16 +92,7 @@ class HostPlan:
         return view.offset == expr(0) and extent == self.buffers[view.buffer].size
 
     def private_outputs(self) -> frozenset[int]:
-        """Outputs that are all of a buffer made for them, which no other output shows."""
-        seen = Counter(v.buffer for v in self.outputs if isinstance(v, View))
-        return frozenset(
-            i
-            for i, v in enumerate(self.outputs)
-            if isinstance(v, View)
-            and seen[v.buffer] == 1
-            and self.buffers[v.buffer].kind == "output"
-            and v.buffer not in self.owned
-        )
+        return private_outputs(self.outputs, self.buffers, self.owned)
 
     def shaping(self) -> tuple[str, ...]:
         """The sizes that memory is laid out by; other numbers may change from call to call and leave it as it is."""
@@ -113,6 +104,18 @@ class HostPlan:
         exprs += [e for view in shown for e in (*view.sizes, *view.strides, view.offset)]
         names = {atom.name for e in exprs for atom in e.atoms() if isinstance(atom, Size)}
         return tuple(source.name for source in self.sizes if source.name in names)
+
+
+def private_outputs(
+    outputs: Sequence[Arg], buffers: Mapping[str, Buffer], owned: frozenset[str]
+) -> frozenset[int]:
+    """Outputs that are all of a buffer made for them, which no other output shows."""
+    seen = Counter(v.buffer for v in outputs if isinstance(v, View))
+    return frozenset(
+        i
+        for i, v in enumerate(outputs)
+        if isinstance(v, View) and seen[v.buffer] == 1 and buffers[v.buffer].kind == "output" and v.buffer not in owned
+    )
 
 
 def host_plan(
@@ -166,4 +169,4 @@ def _in_order_of_outputs(program: Program) -> list[str]:
     return list(dict.fromkeys((*shown, *program.buffers)))
 
 
-__all__ = ["IN_TIME", "Dropped", "HostPlan", "Item", "Native", "Run", "host_plan"]
+__all__ = ["IN_TIME", "Dropped", "HostPlan", "Item", "Native", "Run", "host_plan", "private_outputs"]

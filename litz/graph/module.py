@@ -10,9 +10,21 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from litz.graph.sizes import sizes_as_arguments
+
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
     return _LazyGraphModule(root, graph)
 
 
-__all__ = ["graph_module"]
+def copied(graph: fx.Graph) -> fx.Graph:
+    """The same nodes once more, their `meta` with them, for who writes into the graph."""
+    fresh = fx.Graph()
+    with sizes_as_arguments():
+        found = fresh.graph_copy(graph, {}, return_output_node=True)
+    assert isinstance(found, tuple)
+    fresh.output(found[0])
+    return fresh
+
+
+__all__ = ["copied", "graph_module"]

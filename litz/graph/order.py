@@ -9,31 +9,25 @@ from torch import fx
 
 
 def sort_stably(graph: fx.Graph) -> None:
-    """Moves nodes that come too early to right after the last of their inputs; nothing else moves."""
+    """Moves what comes too late to right before the first node that needs it; nothing else moves, and so random draws
+    keep their order."""
     placed: set[fx.Node] = set()
-    waiting: dict[fx.Node, list[fx.Node]] = {}
-    left = 0
     for node in list(graph.nodes):
-        missing = next((i for i in node.all_input_nodes if i not in placed), None)
-        if missing is not None:
-            waiting.setdefault(missing, []).append(node)
-            left += 1
-            continue
-        last, todo = node, [node]
-        placed.add(node)
+        todo, open_ = [node], set()
         while todo:
-            for ready in waiting.pop(todo.pop(0), ()):
-                missing = next((i for i in ready.all_input_nodes if i not in placed), None)
-                if missing is not None:
-                    waiting.setdefault(missing, []).append(ready)
-                    continue
-                last.append(ready)
-                last = ready
-                placed.add(ready)
-                todo.append(ready)
-                left -= 1
-    if left:
-        raise ValueError(f"the graph has a cycle through {next(iter(waiting)).name}")
+            current = todo[-1]
+            missing = [i for i in current.all_input_nodes if i not in placed]
+            if not missing:
+                todo.pop()
+                if current not in placed:
+                    placed.add(current)
+                    if current is not node:
+                        node.prepend(current)
+                continue
+            open_.add(current)
+            if not open_.isdisjoint(missing):
+                raise ValueError(f"the graph has a cycle through {current.name}")
+            todo += reversed(missing)
 
 
 def depends_on(node: fx.Node, other: fx.Node, earliest: fx.Node) -> bool:

@@ -29,7 +29,7 @@ from litz.loop.expr import Atom, Expr, FloorDiv, Mod, Size, constant, expr
 from litz.loop.formula import FUNCTIONS, Formula
 from litz.loop.ir import Buffer, Call, Number, NumberSource, SizeSource, View
 from litz.loop.operator import operator_named
-from litz.report import Built, Fallback, Firing, NearMiss, Occasion, Told
+from litz.report import Built, Fallback, Firing, Memory, NearMiss, Occasion, Told
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.layout import extent, on_device
 from litz.schedule.memory import Apart
@@ -40,7 +40,7 @@ RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
         Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
-        Input, Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
+        Input, Item, Kept, Memory, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
         Tangent, Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip

@@ -243,7 +243,7 @@ def test_order_is_mended_stably() -> None:
     graph = capture(lambda x: (x.sin() + x.cos() * x.exp(),), [X])
     nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
     before = [n.name for n in graph.graph.nodes]
-    # The sine after the sum that needs it: only the sum and the output have to move.
+    # The sine after the sum that needs it: only the sine has to move.
     nodes[-1].append(nodes[0])
     sort_stably(graph.graph)
     graph.graph.lint()

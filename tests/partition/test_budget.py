@@ -160,9 +160,10 @@ def test_rules_by_option(recompute: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"memory_budget": "6GiB"}, "0 to 1"),
+        ({"memory_budget": "6 apples"}, "6GiB"),
+        ({"memory_budget": "110%"}, "80%"),
         ({"memory_budget": -1}, "0 to 1"),
-        ({"memory_budget": 2}, "0 to 1"),
+        ({"memory_budget": 1.5}, "0 to 1"),
         ({"budget_solver": "dpp"}, "'dp'"),
         ({"recompute": "agressive"}, "aggressive"),
         ({"recompute": {"reduction": True}}, "'reductions'"),

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from litz.errors import OptionError
-from litz.graph.module import graph_module
+from litz.graph.module import copied, graph_module
 from litz.graph.partition.again import AGGRESSIVE, RULES, Rules
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.knapsack import SOLVERS
@@ -61,16 +61,14 @@ def min_cut_rematerialization_partition(
 
 def _as_joint(module: fx.GraphModule, forward_outputs: int) -> Joint:
     """A copy: splitting writes into the graph."""
-    graph = fx.Graph()
-    outputs = graph.graph_copy(module.graph, {}, return_output_node=True)
-    assert isinstance(outputs, tuple)
-    graph.output(pytree.tree_leaves(outputs[0], is_leaf=lambda x: x is None))
+    graph = copied(module.graph)
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    output.args = (pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None),)
     module = graph_module(module, graph)
     given = [n for n in graph.nodes if n.op == "placeholder"]
     primals = [n for n in given if "tangents" not in str(n.target)]
     if given[: len(primals)] != primals:
         raise OptionError("the joint graph's tangents come before some of its other inputs")
-    (output,) = (n for n in graph.nodes if n.op == "output")
     gradients = len(output.args[0]) - forward_outputs
     signature = Signature(tuple(Input() for _ in primals), (), forward_outputs, ())
     return Joint(module, signature, len(primals), forward_outputs, tuple(range(gradients)))

@@ -1,0 +1,74 @@
+"""What a run of a program holds at once, at most.
+
+In: a program in order and its memory layout. Out: `Memory`: the run is followed step by step, as the runtime will take
+and return memory.
+
+Counted is what the program takes: its arena, large temporaries with memory of their own, results, what operators
+allocate for theirs. Arguments are the caller's; one that he drops as he goes is counted off after its last use. What
+libraries allocate for themselves within a call is theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from litz.loop.dtype import DTYPES
+from litz.loop.formula import Measures
+from litz.loop.ir import Program, View
+from litz.report import Memory
+from litz.schedule.lifetimes import lifetimes
+from litz.schedule.memory import Layout
+from litz.schedule.place import bytes_of, place, size_of
+
+_LARGEST = 5  # buffers that are named
+
+
+def peak(
+    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None
+) -> Memory:
+    """`dropped`: arguments that are the run's to let go of. Where sizes vary, it is for likely ones."""
+    buffers, steps = program.buffers, len(program.steps)
+    arena = place(buffers, layout.shared, sizes).size + workspace
+    stays: list[tuple[str, int, int, int]] = []  # buffer, bytes, the first and the last step with it
+    last_use = dict(layout.last_use)
+    for block in layout.apart:
+        if block.into is not None:
+            continue  # counted as the result it is
+        if block.over is not None and block.over in dropped:
+            last_use[block.over] = max(last_use.get(block.over, 0), block.last)
+        else:
+            stays.append((block.members[0], size_of(buffers, block.members, sizes), block.first, block.last))
+    leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
+    for name, born in lifetimes(program).born.items():
+        buffer = buffers[name]
+        if buffer.dtype not in DTYPES:
+            continue
+        if name in layout.owned:
+            stays.append((name, bytes_of(buffers, name, sizes), born, steps if name in leaving else last_use[name]))
+        elif buffer.kind == "output":
+            stays.append((name, bytes_of(buffers, name, sizes), layout.first_use.get(name, 0), steps))
+    gone = [(bytes_of(buffers, name, sizes), last_use.get(name, -1) + 1) for name in dropped if name in buffers]
+    return _followed(program, arena, stays, gone)
+
+
+def _followed(program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]]) -> Memory:
+    steps = len(program.steps)
+    change: Counter[int] = Counter()
+    for _, size, first, last in stays:
+        change[first] += size
+        change[last + 1] -= size
+    for size, at in gone:
+        change[at] -= size
+    live, most, when = 0, 0, 0
+    for at in range(steps):
+        live += change[at]
+        if live > most:
+            most, when = live, at
+    left = live + change[steps]
+    held = sorted(((size, name) for name, size, first, last in stays if first <= when <= last), reverse=True)
+    what = program.steps[when].name if program.steps and hasattr(program.steps[when], "name") else ""
+    return Memory(arena, arena + most, left, what, tuple((name, size) for size, name in held[:_LARGEST]))
+
+
+__all__ = ["peak"]
