@@ -17,6 +17,7 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
+# make bench-memory   the peak of training steps, predicted against measured, at three budgets
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
@@ -32,7 +33,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -59,6 +60,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench
+
+bench-memory: setup
+	$(BIN)/python -m benchmarks.memory $(MEMORY)
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(GPU)

@@ -1,8 +1,8 @@
 """Predicted against measured: the peak of a training step, as the report says, and as PyTorch's allocator counts.
 
-`make bench-memory`, or `python -m benchmarks.memory [--models bert,llama] [--budgets 1,0.5,0]`. Each model and budget is
-measured in a process of its own. Counted are all bytes beyond parameters and arguments; a row fails where the two are
-more than 5% apart.
+`make bench-memory`, or `python -m benchmarks.memory [--models bert,llama] [--budgets 1,0.5,0]`. Each model and budget
+is measured in a process of its own. Counted are all bytes beyond parameters and arguments; a row fails where the two
+are more than 5% apart.
 """
 
 from __future__ import annotations

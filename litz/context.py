@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from litz.options import Options
-from litz.report import HISTORY, Built, Fallback, Firing, NearMiss, Occasion, Report, Snapshot, Told, step_peak
+from litz.report import HISTORY, Built, Fallback, Firing, Memory, NearMiss, Occasion, Report, Snapshot, Told, step_peak
 from litz.target import Machine
 
 
@@ -146,7 +146,10 @@ class Context:
             calls=tuple(sorted(calls.items())),
             fallbacks=tuple(self.fallbacks),
             arena_bytes=max((b.arena_bytes for b in self.built), default=0),
-            peak_bytes=step_peak(self.built),
+            peak_bytes=step_peak(
+                next((b.memory for b in self.built if b.part != "backward"), Memory()),
+                [b.memory for b in self.built if b.part == "backward"],
+            ),
             timings=tuple(self.timings.items()),
             snapshots=tuple(self.snapshots),
             firings=tuple(self.firings),

@@ -22,6 +22,7 @@ from litz.errors import OptionError
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 MATMUL_CHOICES = ("auto", "generate", "library")
 BACKWARD_CHOICES = ("lazy", "eager")
+CPU_LEVELS = ("sse2", "avx2", "avx512", "neon")
 BUDGET_SOLVERS = ("dp", "greedy", "ilp")
 RECOMPUTE_RULES = (
     "not_in_allow_list", "reductions", "used_far_apart", "long_fusible_chains", "materialised_backward",
@@ -37,8 +38,8 @@ class Options:
     memory_budget: float | int | str | None = _option(
         None,
         changes_code=True,
-        doc="training: a bound on memory: on what is kept for the backward, as a fraction of what would be kept without "
-        '(0 to 1); or on the peak of a step, in bytes ("6GiB") or as a share of the machine\'s memory ("80%")',
+        doc="training: a bound on what is kept for the backward, as a fraction of what would be kept without (0 to 1); "
+        'or on the peak of a step, in bytes ("6GiB") or as a share of the machine\'s memory ("80%")',
     )
     recompute: Mapping[str, bool] | str | None = _option(
         None,
@@ -300,9 +301,14 @@ def _check_hooks(name: str, value: Any) -> None:
         raise _bad(name, value, "None or a mapping of stage names to functions of one argument")
 
 
-def _check_names(name: str, value: Any) -> None:
-    if not isinstance(value, (tuple, list)) or not all(isinstance(item, str) for item in value):
-        raise _bad(name, value, "a sequence of names")
+def _check_levels(name: str, value: Any) -> None:
+    accepted = f"a sequence of {', '.join(map(repr, CPU_LEVELS))}"
+    if not isinstance(value, (tuple, list)):
+        raise _bad(name, value, accepted)
+    for level in value:
+        if level not in CPU_LEVELS:
+            near = difflib.get_close_matches(str(level), CPU_LEVELS, n=1, cutoff=0.5)
+            raise _bad(name, level, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
 
 
 # One row a field; a test checks that none is missing.
@@ -319,7 +325,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "backward": _check_choice(BACKWARD_CHOICES),
     "never_slower": _check_choice_of_flag,
     "threads": _check_count(1),
-    "cpu_levels": _check_names,
+    "cpu_levels": _check_levels,
     "inner_compile": _check_callable,
     "decompositions": _check_decompositions,
     "rules": _check_rules,

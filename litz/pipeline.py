@@ -37,6 +37,8 @@ from litz.graph.signature import Joint, Tangent, Training
 from litz.loop.remember import forget
 from litz.ops.decompose import decompositions
 from litz.ops.lower import lower
+from litz.options import bytes_of_budget
+from litz.peak_budget import Scheduled, fit_in
 from litz.report import Built
 from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
@@ -75,7 +77,14 @@ def compile_to_data(
     if not joint.signature.differentiable:
         graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
         return Compiled(joint.signature, compile_graph(graph, ctx)), None
-    parts = run("split", ctx, split, joint, _policy(ctx))
+    most = bytes_of_budget(ctx.options.memory_budget, ctx.target.memory_bytes)
+    if most is not None:
+        return fit_in(joint, ctx, most, _policy(ctx), _scheduled, _compile_training)
+    return _compile_training(joint, ctx, _policy(ctx))
+
+
+def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compiled, Backward]:
+    parts = run("split", ctx, split, joint, policy)
     forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, parts.forward, ctx), ctx, training=True)
     step = _training(joint, parts, forward)
 
@@ -97,7 +106,8 @@ def compile_to_data(
 def _policy(ctx: Context) -> Policy:
     """What the options ask of the split."""
     options = ctx.options
-    fraction = 1.0 if options.memory_budget is None else float(options.memory_budget)
+    asked = options.memory_budget
+    fraction = float(asked) if isinstance(asked, (int, float)) and asked <= 1 else 1.0
     return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, ceilings(ctx.target))
 
 
@@ -124,19 +134,7 @@ def compile_graph(
 def _compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int], dropped: Sequence[int]
 ) -> Artifact:
-    lowered = run("lower", ctx, lower, graph, ctx)
-    program = run("mark_outputs", ctx, mark_outputs, lowered.program)
-    program = run("fuse", ctx, fuse, program, ctx)
-    program = run("check_first", ctx, check_first, program)
-    program = run("merge_axes", ctx, merge_axes, program)
-    program = run("accumulate", ctx, accumulate, program, ctx)
-    program = run("split_reductions", ctx, split_reductions, program, ctx)
-    program = run("join_small", ctx, join_small, program, ctx)
-    if training:
-        names = frozenset(name for i in donated if (name := program.inputs[i]) is not None)
-        layout = run("plan_memory", ctx, plan_for_training, program, names)
-    else:
-        layout = run("plan_memory", ctx, plan_memory, program)
+    lowered, program, layout = _scheduled(graph, ctx, training, donated)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
     code = run("build", ctx, building.finish, rendering.modules)
@@ -146,12 +144,28 @@ def _compile_graph(
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
-    own = [name for i in dropped if (name := program.inputs[i]) is not None]
-    memory = peak(program, layout, rendering.workspace, own)
+    memory = peak(program, layout, rendering.workspace, program.named(dropped))
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size, memory)
     ctx.built.append(built)
     ctx.publish()
     return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
+
+
+def _scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequence[int] = ()) -> Scheduled:
+    """A graph as kernels and calls in order, and where their memory lies."""
+    lowered = run("lower", ctx, lower, graph, ctx)
+    program = run("mark_outputs", ctx, mark_outputs, lowered.program)
+    program = run("fuse", ctx, fuse, program, ctx)
+    program = run("check_first", ctx, check_first, program)
+    program = run("merge_axes", ctx, merge_axes, program)
+    program = run("accumulate", ctx, accumulate, program, ctx)
+    program = run("split_reductions", ctx, split_reductions, program, ctx)
+    program = run("join_small", ctx, join_small, program, ctx)
+    if training:
+        layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated))
+    else:
+        layout = run("plan_memory", ctx, plan_memory, program)
+    return Scheduled(lowered, program, layout)
 
 
 def trace(

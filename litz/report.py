@@ -7,7 +7,7 @@ compiled, a model with graph breaks having many.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,10 +90,9 @@ class Told(NamedTuple):
 @dataclass(frozen=True)
 class Report:
     """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
-    was compiled, backward; `peak_bytes` is the most memory that a call, or a step with its backward, takes beyond
-    arguments and gradients of before. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as
-    CUDA graphs, or why not, once it is known; `cache` whether it was there already, or else how it differs from what
-    was."""
+    was compiled, backward; `peak_bytes` is the most memory that a call, or a step with its backward, takes beyond its
+    arguments. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as CUDA graphs,
+    or why not, once it is known; `cache` whether it was there already, or else how it differs from what was."""
 
     occasion: Occasion = Occasion()
     built: tuple[Built, ...] = ()
@@ -179,11 +178,10 @@ def _firing_line(firing: Firing) -> str:
     return f"{firing.rule} × {firing.times}{where}"
 
 
-def step_peak(built: Sequence[Built]) -> int:
+def step_peak(forward: Memory, backwards: Iterable[Memory]) -> int:
     """Of a forward and a backward: what the one leaves is there while the other runs, and so is the larger arena."""
-    forward = next((b.memory for b in built if b.part != "backward"), Memory())
     found = forward.peak
-    for behind in (b.memory for b in built if b.part == "backward"):
+    for behind in backwards:
         arena = max(forward.arena, behind.arena)
         found = max(found, forward.left + arena + behind.peak - behind.arena)
     return found

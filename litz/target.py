@@ -200,6 +200,7 @@ class GpuTarget:
     level: int = 90
     threads_each: int = 2048  # that a processor has under way at most
     shared_bytes: int = 227 << 10  # that the threads of a block may share
+    memory_bytes: int = 80 << 30  # all that it has
 
     arch = "nvptx64"
     device = "cuda"
@@ -292,6 +293,7 @@ def detect_gpu(index: int, threads: int | None = None) -> GpuTarget:
     return GpuTarget(
         detect(threads), cpu, _PTX, properties.multi_processor_count, level,
         properties.max_threads_per_multi_processor, properties.shared_memory_per_block_optin,
+        properties.total_memory,
     )  # fmt: skip
 
 

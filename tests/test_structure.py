@@ -28,7 +28,9 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What ties the layers together, and what looks at all of them.
-FREE = {"pipeline", "stages", "recall", "aot", "eager", "debug", "cli", "frontdoor", "__init__", "__main__"}
+FREE = {
+    "pipeline", "peak_budget", "stages", "recall", "aot", "eager", "debug", "cli", "frontdoor", "__init__", "__main__",
+}  # fmt: skip
 FREE_FILES = {"capture/backend.py", "capture/direct.py"}
 # Litz implements these anew.
 FORBIDDEN = (

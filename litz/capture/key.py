@@ -52,6 +52,8 @@ def key_entries(
     nodes = spelling.graph(graph_module)
     entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
     entries |= _inputs(inputs) | _symbols(inputs)
+    if str(options.memory_budget).strip().endswith("%"):  # a share of what there is
+        entries["target.memory"] = str(target.memory_bytes)
     return entries | modes_now().entries() | options.cache_key_entries() | target.cache_key_entries() | versions()
 
 

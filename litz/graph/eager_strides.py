@@ -9,6 +9,7 @@ names those that are not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch._prims_common import compute_elementwise_output_strides, suggest_memo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from litz.graph.sizes import is_dense
+from litz.graph.sizes import is_dense, likely, sizes
 
 aten = torch.ops.aten
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -28,7 +29,22 @@ def _iterated(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """As the loop over elements orders the operands' dimensions: the first operand that tells two apart decides."""
     operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
     shaped = [t for t in operands if t.dim()] or operands
+    shaped = [_as_computed(t, operands, result) for t in shaped]
     return compute_elementwise_output_strides(*(t.expand(result.shape) for t in shaped))
+
+
+def _as_computed(operand: torch.Tensor, operands: Sequence[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+    """The operand as the loop meets it: on a CPU one of another type is cast before, and that copy has no gaps, and no
+    element twice."""
+    condition = operand is operands[0] and operand.dtype is torch.bool and len(operands) > 2
+    if operand.device.type != "cpu" or condition:
+        return operand
+    common = functools.reduce(torch.promote_types, (t.dtype for t in operands if t.dim()))
+    common = torch.promote_types(common, result.dtype) if result.dtype.is_floating_point else common
+    order = sorted(range(operand.dim()), key=lambda dim: likely(operand.stride(dim)), reverse=True)
+    if operand.dtype is common or is_dense(operand, order):
+        return operand
+    return torch.empty(operand.shape, device="meta").to(memory_format=suggest_memory_format(operand))
 
 
 def _alike(func: Any, args: Sequence[Any], result: torch.Tensor) -> Sequence[Any] | None:
@@ -40,7 +56,7 @@ def _alike(func: Any, args: Sequence[Any], result: torch.Tensor) -> Sequence[Any
             operands.append(value)
         elif value is not None and "Tensor" in str(spec.type):
             return None  # a number that stands for a tensor: that has another shape
-    if not operands or any(t.shape != result.shape for t in operands):
+    if not operands or any(sizes(t.shape) != sizes(result.shape) for t in operands):
         return None
     if all(t.is_contiguous() for t in operands):
         return _contiguous(args, result)
@@ -230,7 +246,7 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
         rule = _iterated
     lying = _alike(func, args, result) if rule is _iterated and _has_one(result) else None
     strides = tuple(rule(args, result) if lying is None else lying)
-    return None if tuple(result.stride()) == strides else strides
+    return None if sizes(result.stride()) == sizes(strides) else strides
 
 
 def _has_one(result: torch.Tensor) -> bool:
@@ -244,7 +260,5 @@ def _moved(fake: FakeTensor, strides: Sequence[Any]) -> torch.Tensor:
 
 def _plain(args: Sequence[Any], result: torch.Tensor) -> bool:
     """Whether every operand lies as the result does, as nearly always: there is nothing to ask then."""
-    strides = result.stride()
-    return all(
-        t.dim() == 0 or (t.dim() == len(strides) and t.stride() == strides) for t in args if isinstance(t, torch.Tensor)
-    )
+    strides = sizes(result.stride())
+    return all(t.dim() == 0 or sizes(t.stride()) == strides for t in args if isinstance(t, torch.Tensor))

@@ -360,6 +360,10 @@ class Program(Exact):
     def calls(self) -> tuple[Call, ...]:
         return tuple(step for step in self.steps if isinstance(step, Call))
 
+    def named(self, inputs: Iterable[int]) -> tuple[str, ...]:
+        """The buffers of these arguments."""
+        return tuple(name for i in inputs if (name := self.inputs[i]) is not None)
+
 
 __all__ = [
     "COMBINE", "REDUCTIONS", "SCANS", "UPDATES", "Apply", "Arg", "Axis", "Buffer", "Call", "Check", "Const",

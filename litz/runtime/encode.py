@@ -40,8 +40,8 @@ RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
         Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
-        Input, Item, Kept, Memory, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
-        Tangent, Target, Told, Training, View, ViewStep, Window,
+        Input, Item, Kept, Memory, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource,
+        Span, Tangent, Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]

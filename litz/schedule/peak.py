@@ -52,7 +52,9 @@ def peak(
     return _followed(program, arena, stays, gone)
 
 
-def _followed(program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]]) -> Memory:
+def _followed(
+    program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]]
+) -> Memory:
     steps = len(program.steps)
     change: Counter[int] = Counter()
     for _, size, first, last in stays:

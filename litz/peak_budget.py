@@ -1,0 +1,106 @@
+"""A training step whose peak is at most so many bytes.
+
+In: a joint graph, the bound, and the stages that follow. Out: what was compiled with the least time lost.
+
+Each fraction of what would be kept is tried on a copy, as far as its memory plan, which says what a step will take;
+the first that fits is compiled, and asked once more, now that what kernels take for themselves is known too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from litz.codegen.plan import private_outputs
+from litz.context import Context
+from litz.errors import OptionError
+from litz.graph.module import copied, graph_module
+from litz.graph.partition.absent import without_tangents
+from litz.graph.partition.split import Policy, split
+from litz.graph.partition.within_peak import Peak, within_peak
+from litz.graph.rewrite_post_grad import rewrite_post_grad
+from litz.graph.signature import Joint
+from litz.graph.sizes import likely
+from litz.loop.ir import Program
+from litz.loop.remember import forget
+from litz.report import Memory, step_peak
+from litz.runtime.artifact import Compiled
+from litz.runtime.bind import Backward
+from litz.schedule.memory import Layout
+from litz.schedule.peak import peak
+
+Step = tuple[Compiled, Backward]
+
+
+class Scheduled(NamedTuple):
+    lowered: Any
+    program: Program
+    layout: Layout
+
+
+def fit_in(
+    joint: Joint, ctx: Context, most: int, policy: Policy, schedule: Callable[..., Scheduled],
+    compile_training: Callable[[Joint, Context, Policy], Step],
+) -> Step:  # fmt: skip
+    """`most`: bytes of arguments, gradients and all that the step takes."""
+    there = ctx.target.memory_bytes
+    if most > there:
+        raise OptionError(
+            f"memory_budget is {most:,} bytes, more than the {there:,} of the machine",
+            hint='write a number of bytes such as "6GiB", or a share of its memory such as "80%"',
+        )
+    arguments = _bytes_of_arguments(joint)
+    quiet = Context(replace(ctx.options, before=None, after=None, snapshots=False), ctx.target)
+
+    def asked(fraction: float) -> tuple[Joint, Policy]:
+        copy = graph_module(joint.graph, copied(joint.graph.graph))
+        return replace(joint, graph=copy), replace(policy, fraction=fraction)
+
+    def foretold(fraction: float) -> Peak:
+        try:
+            return planned(fraction)
+        finally:
+            forget()
+
+    def planned(fraction: float) -> Peak:
+        parts = split(*asked(fraction))
+        _, forward, layout = schedule(rewrite_post_grad(parts.forward, quiet), quiet, True)
+        private = private_outputs(forward.outputs, forward.buffers, layout.owned)
+        donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
+        graph = without_tangents(parts.backward, parts.taken, ())
+        _, backward, behind = schedule(rewrite_post_grad(graph, quiet), quiet, True, donated)
+        kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
+        return _step(arguments, [peak(forward, layout, 0), peak(backward, behind, 0, kept)])
+
+    def compiled(fraction: float) -> tuple[Step, Peak]:
+        ctx.built.clear()
+        copy, how = asked(fraction)
+        step = compile_training(copy, ctx, how)
+        step[1](())
+        return step, _step(arguments, [built.memory for built in ctx.built])
+
+    step, fitting = within_peak(most, foretold, compiled)
+    ctx.note(
+        f"memory_budget of {most:,} bytes: {fitting.fraction:.0%} of what would be kept is kept; a step takes "
+        f"{fitting.peak.bytes:,} bytes at its peak, {arguments:,} of them for arguments"
+    )
+    ctx.publish()
+    return step
+
+
+def _bytes_of_arguments(joint: Joint) -> int:
+    nodes = [n for n in joint.graph.graph.nodes if n.op == "placeholder"][: joint.primals]
+    values = [n.meta.get("val") for n in nodes]
+    return sum(likely(v.numel()) * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+
+def _step(arguments: int, memories: Sequence[Memory]) -> Peak:
+    forward, *backwards = memories
+    largest = max(memories, key=lambda memory: memory.peak).largest
+    return Peak(arguments + step_peak(forward, backwards), largest)
+
+
+__all__ = ["Scheduled", "fit_in"]

@@ -1,0 +1,102 @@
+"""A bound on the peak in bytes: foretold, kept to, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import litz
+from benchmarks.training_step import live_bytes
+from litz.errors import OptionError
+from litz.graph.partition.within_peak import FRACTIONS, Peak, within_peak
+from litz.runtime.arena import ARENA
+from tests.partition.test_regions import Layers
+
+
+class Deep(torch.nn.Module):
+    """What is kept for the backward is most of the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers("plain", count=6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def step(budget: object) -> tuple[int, int, litz.Report, list[torch.Tensor]]:
+    """Predicted and measured bytes, without arguments."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Deep()
+    x = torch.randn(16384, 16)
+    fast = torch.compile(model, backend="litz", options={"memory_budget": budget})
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        fast(x).backward()
+
+    run()
+    run()
+    report = litz.last_report()
+    assert report is not None and report.left_to_eager is None
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    ARENA.clear()
+    return report.peak_bytes, live_bytes(run), report, gradients
+
+
+ARGUMENTS = 16384 * 16 * 4 + 6 * (2 * 16 * 64 + 64 + 16) * 4
+
+
+def test_the_peak_is_foretold_and_a_bound_is_kept_to() -> None:
+    peak, measured, _, want = step(None)
+    assert abs(measured / peak - 1) < 0.05
+    previous = peak + 1
+    for share in (0.8, 0.65):
+        bound = int((peak + ARGUMENTS) * share)
+        predicted, measured, report, gradients = step(bound)
+        assert abs(measured / predicted - 1) < 0.05
+        assert predicted + ARGUMENTS <= bound and predicted < previous
+        torch.testing.assert_close(gradients, want, rtol=1e-4, atol=1e-5)
+        assert any(f"memory_budget of {bound:,} bytes" in note for note in report.notes)
+        previous = predicted
+
+
+def test_what_cannot_be_is_refused_with_the_least_that_can() -> None:
+    with pytest.raises(Exception, match=r"a step takes [\d,]+ at least") as caught:
+        step("1 MiB")
+    assert "the peak is set by" in str(caught.value)
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(Exception, match="more than the"):
+        step("4000 TiB")
+
+
+def test_a_share_of_the_machine() -> None:
+    report = step("90%")[2]
+    assert any("100% of what would be kept" in note for note in report.notes)
+
+
+def test_a_larger_bound_never_costs_more_time() -> None:
+    """Whatever the peaks are: the fractions are tried in one order."""
+    peaks = dict(zip(FRACTIONS, [90, 80, 85, 60, 61, 40, 30, 35, 33, 20, 18, 17, 19, 16, 12, 30, 50, 80], strict=True))
+    found = []
+    for most in range(12, 100):
+        result, fitting = within_peak(most, lambda f: Peak(peaks[f]), lambda f: (f, Peak(peaks[f])))
+        assert fitting.peak.bytes <= most and result == fitting.fraction
+        found.append(fitting)
+    assert [f.fraction for f in found] == sorted(f.fraction for f in found)
+    assert [f.peak.bytes for f in found] == sorted(f.peak.bytes for f in found)
+    with pytest.raises(OptionError, match="12 at least"):
+        within_peak(11, lambda f: Peak(peaks[f]), lambda f: (f, Peak(peaks[f])))
+
+
+def test_what_only_code_generation_knows_is_counted() -> None:
+    """A fraction that was foretold to fit, and does not, is passed over."""
+    result, fitting = within_peak(50, lambda f: Peak(int(f * 60)), lambda f: (f, Peak(int(f * 60) + 10)))
+    assert fitting.peak.bytes <= 50 and result == 0.6
