@@ -122,7 +122,7 @@ def test_what_is_saved_is_the_least(name: str) -> None:
     kept = mincut._minimum_cut(graph, sides, set(gradients))
     needed = mincut._ancestors(gradients)
     early = [n for n in graph.nodes if n in needed and n not in sides.late]
-    price = {n: mincut._price(n, sides.alive) for n in early}
+    price = {n: sides.price(n) for n in early}
     asked = {n for n in early if any(u in sides.late and u in needed for u in n.users) or n in gradients}
     read = {n for n in early if any(u in needed and sides.only_in_backward(u) for u in n.users)}
     by_then = sides.read_by_then(early)

@@ -81,7 +81,7 @@ def split_by_minimum_cut(joint: Joint) -> Split:
     saved = [n for n in tensors if n in written or (n not in place and n not in number)]
     # An input that the forward writes to is kept as it was before.
     copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
-    types = {n: _narrow_type(n) for n in saved}
+    types = {n: sides.narrow_type(n) for n in saved}
     narrow = {n: _narrowed(graph, n, dtype) for n, dtype in types.items() if dtype is not None}
     copies |= narrow
     effects = [n for n in graph.nodes if _must_run(n)]
@@ -177,6 +177,29 @@ class _Sides:
         """Whether the backward may compute it: cheaply once more, or because eager does it there."""
         return _again(node) or self.only_in_backward(node)
 
+    def price(self, node: fx.Node) -> int:
+        """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases, nor
+        what a rule has written to be computed again."""
+        value = node.meta.get("val")
+        if node in self.alive:
+            return 1
+        if isinstance(value, (torch.SymInt, int, float, bool)):
+            return 1
+        if not isinstance(value, torch.Tensor) or is_view(node) or COMPUTED_AGAIN in node.meta:
+            return INFINITE
+        if self.narrow_type(node) is not None:
+            whole = base(node.args[0]).meta["val"]  # rather this, which is there already
+            return 1 + max(likely(whole.numel()), likely(value.numel())) * whole.element_size()
+        return max(2, likely(value.numel()) * value.element_size())
+
+    def narrow_type(self, node: fx.Node) -> torch.dtype | None:
+        """The type that holds all of a value which was cast from fewer bits. What the caller sees is kept as it is:
+        eager's backward reads that memory, whatever is in it by then."""
+        if node.op != "call_function" or node.target is not aten._to_copy.default or node in self.seen:
+            return None
+        source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+        return source if node.meta["val"].dtype in _EXACT_IN.get(source, ()) else None
+
 
 def _sides_of(joint: Joint) -> _Sides:
     nodes = joint.graph.graph.nodes
@@ -205,7 +228,7 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
     read_by_then = sides.read_by_then(early)
     for node in early:
         inward[node], outward[node] = network.vertex(), network.vertex()
-        network.edge(inward[node], outward[node], INFINITE if node in read_by_then else _price(node, sides.alive))
+        network.edge(inward[node], outward[node], INFINITE if node in read_by_then else sides.price(node))
         if node.op == "placeholder" or not sides.again(node):
             network.edge(source, inward[node], INFINITE)
     for node in early:
@@ -227,32 +250,8 @@ def _minimum_cut(graph: fx.Graph, sides: _Sides, results: set[fx.Node]) -> list[
     return [n for n in early if inward[n] in reached and outward[n] not in reached]
 
 
-def _price(node: fx.Node, alive: set[fx.Node]) -> int:
-    """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases, nor what
-    a rule has written to be computed again."""
-    value = node.meta.get("val")
-    if node in alive:
-        return 1
-    if isinstance(value, (torch.SymInt, int, float, bool)):
-        return 1
-    if not isinstance(value, torch.Tensor) or is_view(node) or COMPUTED_AGAIN in node.meta:
-        return INFINITE
-    if _narrow_type(node) is not None:
-        whole = base(node.args[0]).meta["val"]  # rather this, which is there already
-        return 1 + max(likely(whole.numel()), likely(value.numel())) * whole.element_size()
-    return max(2, likely(value.numel()) * value.element_size())
-
-
 _EXACT_IN = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (torch.float32, torch.float64),
              torch.float32: (torch.float64,)}  # fmt: skip
-
-
-def _narrow_type(node: fx.Node) -> torch.dtype | None:
-    """The type that holds all of a value which was cast from fewer bits."""
-    if node.op != "call_function" or node.target is not aten._to_copy.default:
-        return None
-    source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
-    return source if node.meta["val"].dtype in _EXACT_IN.get(source, ()) else None
 
 
 def _narrowed(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
