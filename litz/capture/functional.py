@@ -48,13 +48,13 @@ class Functional(FunctionalTensorMode):
         if func is aten.native_dropout.default and _is_one(args[1]) and args[2] is not False:
             return self._drop_all(args[0])
         if func is aten.bernoulli_.float and not args[0].is_contiguous():
-            # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
-            # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
+            # Eager draws along memory, gaps or none. The functional operator gives rows, and draws along those: dropout
+            # of something transposed dropped other elements. Drawn on its dimensions in the order of memory, both are
+            # the same.
             order = sorted(range(args[0].dim()), key=lambda d: -args[0].stride(d))
-            with self:
-                along = args[0].permute(order)
-                if along.is_contiguous():
-                    along.bernoulli_(*args[1:], **(kwargs or {}))
+            if order != list(range(args[0].dim())):
+                with self:
+                    args[0].permute(order).bernoulli_(*args[1:], **(kwargs or {}))
                     return args[0]
         if FunctionalTensor in types and _makes_new_values(func) and _is_called_plainly():
             try:
