@@ -19,7 +19,7 @@ _NAMES = (
     "_chunk_cat", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "addr", "affine_grid_generator",
     "as_strided_copy", "as_strided_scatter", "binary_cross_entropy", "binary_cross_entropy_with_logits", "block_diag",
     "bucketize", "col2im", "dist", "im2col", "isin", "linalg_cross", "max_unpool2d", "max_unpool3d",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "nll_loss2d_forward", "norm",
+    "multi_margin_loss", "mvlgamma", "nll_loss2d_forward", "norm",
     "renorm", "rot90", "soft_margin_loss", "special_entr", "special_log_ndtr", "special_xlog1py", "trace",
     "upsample_bicubic2d",
 )  # fmt: skip
