@@ -265,6 +265,19 @@ def test_writes_beside_what_is_read_and_to_all_of_it(route: Route) -> None:
 
 
 @both
+def test_what_is_filled_may_lie_in_one_place(route: Route) -> None:
+    """Then eager does not raise."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[0, :1].expand(4).fill_(3)
+        y[1].expand(2, 4).zero_()
+        return y
+
+    agrees(route, function, lambda: [torch.randn(4, 4)], compiled=False)
+
+
+@both
 def test_an_operator_that_raises_over_what_was_updated(route: Route) -> None:
     """It comes of an update: that is made, once."""
     refuses = _refuses()

@@ -43,7 +43,7 @@ class Functional(FunctionalTensorMode):
             self._open_window(args[0])
         elif self._windows:
             self._refuse_writes(func, args)
-        if _minds_overlaps(func):
+        if _writes(func):
             self._refuse_overlaps(func, args, kwargs or {})
         if func is aten.cudnn_batch_norm.default and args[5]:
             return self._batch_norm(*args, **(kwargs or {}))
@@ -124,8 +124,8 @@ class Functional(FunctionalTensorMode):
                 self._refuse("something is written to that as_strided looks at between its elements")
 
     def _refuse_overlaps(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Eager raises where a part of what is read is written to, and where what is written to lies in one place
-        several times. Of values, none is a part of another."""
+        """Eager raises where a part of what is read is written to, and as a rule where what is written to lies in one
+        place several times. Of values, none is a part of another, and what is put into an expanded one is lost."""
         given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         tensors = {name: value for name, value in given.items() if isinstance(value, FunctionalTensor)}
         for spec in func._schema.arguments:
@@ -134,7 +134,7 @@ class Functional(FunctionalTensorMode):
             written = tensors[spec.name]
             if _lies_in_one_place(written):
                 self._refuse("something is written to of which several elements are one")
-            for value in tensors.values():
+            for value in tensors.values() if _minds_overlaps(func) else ():
                 if value is not written and _memory(value) == _memory(written) and _overlap_in_part(value, written):
                     self._refuse("something is written to of which a part is read")
 
@@ -234,9 +234,15 @@ def _is_one(number: Any) -> bool:
 
 
 @lru_cache(maxsize=None)
-def _minds_overlaps(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable or func.namespace != "aten":
+def _writes(func: Any) -> bool:
+    """To elements, and not to its shape."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
         return False
+    return torch.Tag.inplace_view not in func.tags
+
+
+@lru_cache(maxsize=None)
+def _minds_overlaps(func: Any) -> bool:
     if torch.Tag.pointwise in func.tags or func is aten.copy_.default:
         return True
     return func._schema.name.removeprefix("aten::").startswith(("index_", "_index_put_impl_", "scatter", "put_"))
