@@ -25,6 +25,12 @@ _NAMES = (
 )  # fmt: skip
 
 
+# Calls of which torch's parts make something of another type than eager does.
+_LEFT_WHOLE: dict[str, Callable[..., bool]] = {
+    "bucketize": lambda x, boundaries, *rest, **options: 0 in boundaries.shape,
+}
+
+
 @lru_cache(maxsize=1)
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Built on the first compile; torch has its own table loaded by then."""
@@ -43,12 +49,13 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 def _as_eager(operator: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """Bytes go to the operator itself: eager interpolates images in whole numbers, and rounds in a way of its own.
     So do types that eager refuses, which the parts might take."""
+    left_whole = _LEFT_WHOLE.get(operator.overloadpacket.__name__, lambda *args, **kwargs: False)
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if first is not None and first.dtype is torch.uint8:
             return NotImplemented
-        if is_refused(operator, args, kwargs, None):
+        if left_whole(*args, **kwargs) or is_refused(operator, args, kwargs, None):
             return NotImplemented
         return decomposition(*args, **kwargs)
 

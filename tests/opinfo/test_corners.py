@@ -476,6 +476,20 @@ def test_what_follows_the_end_of_the_targets_is_none(reduction: str) -> None:
         near(lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), torch.randn(5), rows[1])
 
 
+def test_what_torch_takes_apart_otherwise_than_eager_computes_it() -> None:
+    torch._dynamo.reset()
+    cases = (
+        (lambda x, y: torch.bucketize(x, y), torch.randn(3), torch.empty(0)),
+        (lambda x, y: F.multilabel_margin_loss(x, y, reduction="none"), torch.randn(3), torch.tensor([1, -1, 0])),
+    )
+    for function, *inputs in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # their fakes are wrong too, which shows when they are called
+            found, want = torch.compile(function, backend="litz")(*inputs), function(*inputs)
+        assert found.dtype is want.dtype and found.shape == want.shape
+        torch.testing.assert_close(found, want)
+
+
 # -- long sums --------------------------------------------------------------------------------
 LONG = {
     "all": lambda x: x.sum(),
