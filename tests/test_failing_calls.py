@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.autograd.both import ROUTES, Route, assert_compiled, both
+from tests.autograd.both import ROUTES, Route, agrees, assert_compiled, both
 
 FAR = torch.tensor([1, 9])
 
@@ -208,6 +208,73 @@ def test_operators_that_raise(route: Route) -> None:
         return refuses(y * 2) + x
 
     fails_alike(route, function, lambda: [torch.zeros(3), torch.ones(3)])
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "spread": lambda x: torch.normal(x, x),
+    "share": lambda x: torch.multinomial(x, 2),
+    "share, after others": lambda x: torch.multinomial(x.exp() - 2, 2) + x.sin().long()[:2],
+}
+
+
+@both
+@pytest.mark.parametrize("kind", REFUSED)
+def test_operators_that_refuse_to_draw(kind: str, route: Route) -> None:
+    """Nothing was drawn yet, and what eager writes before is written."""
+
+    def function(x: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return REFUSED[kind](wrong * 2) + x.sum()
+
+    fails_alike(route, function, lambda: [torch.randn(3), torch.tensor([0.5, -1.0, 4.0])])
+
+
+OVERLAPPING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "rows": lambda y: y[1:].copy_(y[:-1]),
+    "assigned": lambda y: y.__setitem__(slice(0, 2), y[1:3]),
+    "added": lambda y: y[1:].add_(y[:-1], alpha=2),
+    "transposed": lambda y: y.mul_(y.t()),
+    "out": lambda y: torch.add(y[1:], 1, out=y[:-1]),
+    "by places": lambda y: y.__setitem__(torch.tensor([0, 1]), y[1:3]),
+    "expanded": lambda y: y[0].expand(4, 4).mul_(2),
+}
+
+
+@both
+@pytest.mark.parametrize("kind", OVERLAPPING)
+def test_writes_to_a_part_of_what_is_read(kind: str, route: Route) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y = x * 2
+        OVERLAPPING[kind](y)
+        return y
+
+    fails_alike(route, function, lambda: [torch.randn(4, 4)], compiled=False)
+
+
+@both
+def test_writes_beside_what_is_read_and_to_all_of_it(route: Route) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:2] = y[2:]
+        y[1:].mul_(y[0])
+        y.add_(y.t().t())
+        return y.copy_(y)
+
+    agrees(route, function, lambda: [torch.randn(4, 4)])
+
+
+@both
+def test_what_is_filled_may_lie_in_one_place(route: Route) -> None:
+    """Then eager does not raise."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[0, :1].expand(4).fill_(3)
+        y[1].expand(2, 4).zero_()
+        return y
+
+    agrees(route, function, lambda: [torch.randn(4, 4)], compiled=False)
 
 
 @both

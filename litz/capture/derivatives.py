@@ -1,8 +1,9 @@
 """Derivatives that eager computes by a look at the data, and a trace by another formula, which has no data to look at.
 
 In: the results of a function that was traced. Out: while they are differentiated, such steps of autograd's give what
-eager computes, for all data at once. A product has no zeros, one or more, and eager goes by their number; the traced
-formula makes something else of infinities, of NaN and of the signs of zeros.
+eager computes, for all data at once. A product has no zeros, one or more, and eager goes by their number; the best of
+all numbers may be one that is no number. The traced formulas make something else of infinities, of NaN and of the signs
+of zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import torch
 aten = torch.ops.aten
 
 # What is to be looked for, if anything: the operators whose steps these are.
-OPERATORS = frozenset({aten.prod.default, aten.prod.dim_int, aten.cumprod.default})
+OPERATORS = frozenset(
+    {
+        aten.prod.default, aten.prod.dim_int, aten.cumprod.default,
+        aten.max.default, aten.min.default, aten.median.default, aten.nanmedian.default,
+    }
+)  # fmt: skip
 Formula = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]  # step, gradient, what the trace has made of it
 
 
@@ -88,6 +94,16 @@ def _of_running_products(step: Any, gradient: torch.Tensor, traced: torch.Tensor
     return torch.where(zeros == 0, added / factors, torch.where(is_zero & (zeros == 1), of_zero, 0))
 
 
+def _of_best(step: Any, gradient: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
+    """Equal shares to all that are the one found, and to the rest nothing. The traced formula multiplies the rest by
+    zero, as eager does on a GPU."""
+    if traced.device.type != "cpu":
+        return traced
+    x, best = step._saved_self, step._saved_result
+    found = (x == best) | (x.isnan() & best.isnan())
+    return torch.where(found, gradient / found.sum(), 0)
+
+
 def _signed(dim: int) -> int:
     """What a step keeps as a number without a sign."""
     return dim - (1 << 64) if dim >= 1 << 63 else dim
@@ -97,6 +113,10 @@ _FORMULAS: dict[str, Formula] = {
     "ProdBackward0": _of_product,
     "ProdBackward1": _of_products,
     "CumprodBackward0": _of_running_products,
+    "MaxBackward1": _of_best,
+    "MinBackward1": _of_best,
+    "MedianBackward0": _of_best,
+    "NanmedianBackward0": _of_best,
 }
 
 

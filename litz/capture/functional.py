@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from litz.compat import adds_nothing_of_varying_sizes
 from litz.errors import CaptureError
 from litz.graph.alias import CHECKS
-from litz.graph.sizes import is_dense, likely
+from litz.graph.sizes import is_dense, likely, sizes
 from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
@@ -43,18 +43,20 @@ class Functional(FunctionalTensorMode):
             self._open_window(args[0])
         elif self._windows:
             self._refuse_writes(func, args)
+        if _writes(func):
+            self._refuse_overlaps(func, args, kwargs or {})
         if func is aten.cudnn_batch_norm.default and args[5]:
             return self._batch_norm(*args, **(kwargs or {}))
         if func is aten.native_dropout.default and _is_one(args[1]) and args[2] is not False:
             return self._drop_all(args[0])
         if func is aten.bernoulli_.float and not args[0].is_contiguous():
-            # Eager draws along memory. The functional operator gives rows, and draws along those: dropout of something
-            # transposed dropped other elements. Drawn on its dimensions in the order of memory, both are the same.
+            # Eager draws along memory, gaps or none. The functional operator gives rows, and draws along those: dropout
+            # of something transposed dropped other elements. Drawn on its dimensions in the order of memory, both are
+            # the same.
             order = sorted(range(args[0].dim()), key=lambda d: -args[0].stride(d))
-            with self:
-                along = args[0].permute(order)
-                if along.is_contiguous():
-                    along.bernoulli_(*args[1:], **(kwargs or {}))
+            if order != list(range(args[0].dim())):
+                with self:
+                    args[0].permute(order).bernoulli_(*args[1:], **(kwargs or {}))
                     return args[0]
         if FunctionalTensor in types and _makes_new_values(func) and _is_called_plainly():
             try:
@@ -121,6 +123,21 @@ class Functional(FunctionalTensorMode):
             if written and isinstance(value, FunctionalTensor) and _memory(value) in self._windows:
                 self._refuse("something is written to that as_strided looks at between its elements")
 
+    def _refuse_overlaps(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Eager raises where a part of what is read is written to, and as a rule where what is written to lies in one
+        place several times. Of values, none is a part of another, and what is put into an expanded one is lost."""
+        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        tensors = {name: value for name, value in given.items() if isinstance(value, FunctionalTensor)}
+        for spec in func._schema.arguments:
+            if spec.alias_info is None or not spec.alias_info.is_write or spec.name not in tensors:
+                continue
+            written = tensors[spec.name]
+            if _lies_in_one_place(written):
+                self._refuse("something is written to of which several elements are one")
+            for value in tensors.values() if _minds_overlaps(func) else ():
+                if value is not written and _memory(value) == _memory(written) and _overlap_in_part(value, written):
+                    self._refuse("something is written to of which a part is read")
+
     def _refuse(self, why: str) -> NoReturn:
         self.refused = CaptureError(why, stage="trace")
         raise self.refused
@@ -178,6 +195,26 @@ def _has_no_gaps(tensor: torch.Tensor) -> bool:
     return is_dense(tensor, sorted(range(tensor.dim()), key=lambda d: (-likely(tensor.stride(d)), d)))
 
 
+def _lies_in_one_place(tensor: torch.Tensor) -> bool:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(likely(step) == 0 and likely(size) > 1 for size, step in steps) and 0 not in map(likely, tensor.shape)
+
+
+def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two that share memory, as far as eager looks: where one has gaps, it does not."""
+    if not _has_no_gaps(a) or not _has_no_gaps(b):
+        return False
+    (first, end), (other_first, other_end) = _bytes(a), _bytes(b)
+    if (first, end) == (other_first, other_end):
+        return first < end and sizes(a.stride()) != sizes(b.stride())
+    return max(first, other_first) < min(end, other_end)
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    first = likely(tensor.storage_offset())
+    return first * tensor.element_size(), (first + likely(tensor.numel())) * tensor.element_size()
+
+
 def _memory(tensor: FunctionalTensor) -> int:
     """What all views of one tensor have in common."""
     return tensor.elem.untyped_storage()._cdata
@@ -194,6 +231,21 @@ def _keeps_nothing(func: Any, args: Any) -> bool:
 
 def _is_one(number: Any) -> bool:
     return isinstance(number, (int, float)) and number == 1
+
+
+@lru_cache(maxsize=None)
+def _writes(func: Any) -> bool:
+    """To elements, and not to its shape."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
+        return False
+    return torch.Tag.inplace_view not in func.tags
+
+
+@lru_cache(maxsize=None)
+def _minds_overlaps(func: Any) -> bool:
+    if torch.Tag.pointwise in func.tags or func is aten.copy_.default:
+        return True
+    return func._schema.name.removeprefix("aten::").startswith(("index_", "_index_put_impl_", "scatter", "put_"))
 
 
 @lru_cache(maxsize=None)

@@ -8,6 +8,7 @@ results, last to first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +225,8 @@ class RebuildOutputs:
             return _Placed.apply(results[output.through], rebuilt(output, base.detach(), sizes))
         if base.requires_grad and not output.needs_grad:
             base = base.detach()
-        return rebuilt(output, base, sizes)
+        with torch.no_grad() if output.unrecorded else nullcontext():
+            return rebuilt(output, base, sizes)
 
 
 class _Placed(torch.autograd.Function):
@@ -232,7 +234,7 @@ class _Placed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return memory.view_as(memory)
+        return torch.ops.aten.alias.default(memory)  # `view_as` has strides of its own for sizes of one
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:

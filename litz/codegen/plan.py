@@ -14,7 +14,7 @@ from typing import NamedTuple, Union
 
 from litz.loop.expr import Size, expr
 from litz.loop.ir import Arg, Buffer, Call, NumberSource, Program, SizeSource, View, views
-from litz.schedule.check_first import draws
+from litz.schedule.check_first import draws, looks_before_it_draws
 from litz.schedule.memory import Apart, Layout
 from litz.schedule.place import Span
 
@@ -49,7 +49,7 @@ class Item:
     takes: tuple[Apart, ...] = ()  # memory that is needed from here on
     returns: tuple[Apart, ...] = ()  # memory that is not needed afterwards
     drops: tuple[Dropped, ...] = ()
-    in_time: bool = True  # it ends before the first step that the caller can see to have been run
+    in_time: bool = True  # it ends before the first step that the caller can see to have been run, or fails before that
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], co
     return tuple(
         Item(
             run, first, tuple(made[i]), tuple(taken[i]), tuple(returned[i]), tuple(dropped[i]),
-            layout.first_effect is None or ends[i] <= layout.first_effect,
+            layout.first_effect is None
+            or ends[i] <= layout.first_effect
+            or (first == layout.first_effect and isinstance(run, Call) and looks_before_it_draws(program, run)),
         )
         for i, (first, run) in enumerate(runs)
     )  # fmt: skip

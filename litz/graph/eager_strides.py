@@ -171,7 +171,9 @@ _RULES: dict[Any, Rule] = {
         "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward",
     ),
     aten.pow.Scalar: _contiguous,
-    aten.normal.Tensor_Tensor: _contiguous,
+    # Draws into tensors of their own.
+    **_table(_contiguous, "poisson", "_standard_gamma", "rrelu_with_noise", "rrelu_with_noise_functional"),
+    **dict.fromkeys((aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor), _contiguous),
     **_table(_like(0), "binary_cross_entropy", "huber_loss", "log_sigmoid_backward"),
     **_table(_like(1), "binary_cross_entropy_backward"),
     **_table(

@@ -19,10 +19,16 @@ _NAMES = (
     "_chunk_cat", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "addr", "affine_grid_generator",
     "as_strided_copy", "as_strided_scatter", "binary_cross_entropy", "binary_cross_entropy_with_logits", "block_diag",
     "bucketize", "col2im", "dist", "im2col", "isin", "linalg_cross", "max_unpool2d", "max_unpool3d",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "nll_loss2d_forward", "norm",
+    "multi_margin_loss", "mvlgamma", "nll_loss2d_forward", "norm",
     "renorm", "rot90", "soft_margin_loss", "special_entr", "special_log_ndtr", "special_xlog1py", "trace",
     "upsample_bicubic2d",
 )  # fmt: skip
+
+
+# Calls of which torch's parts make something of another type than eager does.
+_LEFT_WHOLE: dict[str, Callable[..., bool]] = {
+    "bucketize": lambda x, boundaries, *rest, **options: 0 in boundaries.shape,
+}
 
 
 @lru_cache(maxsize=1)
@@ -43,12 +49,13 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 def _as_eager(operator: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """Bytes go to the operator itself: eager interpolates images in whole numbers, and rounds in a way of its own.
     So do types that eager refuses, which the parts might take."""
+    left_whole = _LEFT_WHOLE.get(operator.overloadpacket.__name__, lambda *args, **kwargs: False)
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if first is not None and first.dtype is torch.uint8:
             return NotImplemented
-        if is_refused(operator, args, kwargs, None):
+        if left_whole(*args, **kwargs) or is_refused(operator, args, kwargs, None):
             return NotImplemented
         return decomposition(*args, **kwargs)
 

@@ -26,6 +26,8 @@ _NAMES = (
     "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
     "multi_margin_loss_backward", "multilabel_margin_loss_backward", "_pdist_backward", "_segment_reduce_backward",
     "_embedding_bag_backward", "masked_scatter", "linalg_lu_solve", "_linalg_check_errors", "_trilinear", "i0",
+    # Torch's way to take it apart counts what follows the end of a row's targets.
+    "multilabel_margin_loss_forward",
     "special_i1", "nanmedian", "_linalg_slogdet", "linalg_lu", "linalg_matrix_exp", "_pdist_forward", "addbmm",
     "segment_reduce", "_addmm_activation", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention",

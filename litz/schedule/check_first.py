@@ -44,6 +44,8 @@ _CANNOT_FAIL = {
 }  # fmt: skip
 
 
+# These look at each element when its turn has come, and others have been drawn for by then.
+_LOOKS_WHILE_DRAWING = {"bernoulli", "poisson", "binomial"}
 _DRAWS_NOTHING = {"_scaled_dot_product_flash_attention_for_cpu"}  # whatever its tags say: it takes no dropout
 
 
@@ -93,6 +95,13 @@ def draws(step: Step) -> bool:
     # Of fused attention: the tag is for its dropout alone.
     at = names.index("dropout_p")
     return (step.args[at] if at < len(step.args) else dict(step.kwargs).get("dropout_p", 0.0)) != 0.0
+
+
+def looks_before_it_draws(program: Program, call: Call) -> bool:
+    """Whether a call that draws has done nothing where it fails: it refuses a share or a spread that is none."""
+    if taken_apart(call.target).name in _LOOKS_WHILE_DRAWING or not draws(call):
+        return False
+    return not any(program.buffers[name].kind == "input" for name in call.writes)
 
 
 def _checks_of(kernel: Kernel) -> Kernel | None:
@@ -174,4 +183,4 @@ def _dependences(steps: Sequence[Step]) -> list[set[int]]:
     return found
 
 
-__all__ = ["check_first", "draws", "first_effect"]
+__all__ = ["check_first", "draws", "first_effect", "looks_before_it_draws"]

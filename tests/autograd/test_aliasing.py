@@ -391,3 +391,27 @@ def test_gradients_of_views_made_at_once_are_put_side_by_side(route: Route, name
     for results in (want, found):
         with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
             results[0].mul_(2)
+
+
+@both
+def test_views_made_at_once_lie_as_eagers_where_a_size_is_one(route: Route) -> None:
+    x = grad(1, 7)
+    want, found = x.chunk(2, 1), route(lambda x: x.chunk(2, 1))(x)
+    assert [f.stride() for f in found] == [w.stride() for w in want]
+
+
+@both
+def test_views_made_with_gradients_off_have_none_to_give(route: Route) -> None:
+    def of_argument(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            view = x[1:]
+        return view, view * 2, x * 2
+
+    def of_intermediate(x: torch.Tensor) -> Any:
+        h = x * 3
+        with torch.no_grad():
+            view = h.t()
+        return view, h, view.sin()
+
+    for function in (of_argument, of_intermediate):
+        agrees(route, function, lambda: [grad(4, 6)], calls=1)

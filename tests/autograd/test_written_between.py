@@ -51,6 +51,7 @@ FUNCTIONS: dict[str, Function] = {
     "views": lambda x, w: (x.t()[1:].sigmoid() * w[1:].t().reshape(3, 4)).exp(),
     "loss and scores": lambda x, w: ((y := x @ w), F.cross_entropy(y, torch.arange(4))),
     "norm": lambda x, w: F.layer_norm(x.sigmoid(), (4,), w[0].exp(), w[1]),
+    "wide and views of it": lambda x, w: ((y := x.float().double()).t(), (z := w.bfloat16().double())[1:], y * z),
     "cast": lambda x, w: (x.bfloat16() @ w.bfloat16()).double(),
     "mask": lambda x, w: torch.where(x > 0, w, x) * (x > 0.5),
     "smaller": lambda x, w: torch.minimum(x, x + (x @ w) * 2),

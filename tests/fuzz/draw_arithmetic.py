@@ -161,6 +161,13 @@ def reduce(b: Build) -> None:
     b.define(call, x, rounds=rounds, decides=(x,) if decides else (), rows=dims if kind in ("var", "std") else None)
 
 
+def best(b: Build) -> None:
+    """Of all elements, which is another operator than along a dimension, with a gradient of its own."""
+    x = b.pick()
+    of = f"({x} + 0.0)" if b[x].is_floating_point() else x
+    b.define(f"{of}.{b.one(('max', 'min', 'median', 'nanmedian'))}()", x)
+
+
 def row_operator(b: Build) -> None:
     kind = b.number(0, 4)
     x = b.floating() if kind < 4 else b.pick()
@@ -211,4 +218,4 @@ def product(b: Build) -> None:
         b.define(f"torch.nn.functional.linear({x}, {y})", x, y, rounds=True)
 
 
-__all__ = ["binary", "cast", "compare", "product", "reduce", "row_operator", "scalar_only", "unary", "where"]
+__all__ = ["best", "binary", "cast", "compare", "product", "reduce", "row_operator", "scalar_only", "unary", "where"]

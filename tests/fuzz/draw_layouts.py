@@ -14,6 +14,8 @@ _DRAWN = "dtype=getattr(torch, 'float32')"
 _RANDOM = (
     *("torch.rand_like({x}, {d})", "torch.randn_like({x}, {d})", "torch.randint_like({x}, 7, {d})"),
     *("torch.empty_like({x}, {d}).uniform_()", "torch.empty_like({x}, {d}).exponential_()"),
+    *("torch.empty_like({x}, {d}).bernoulli_(0.5)", "torch.empty_like({x}, {d})[..., 1:].bernoulli_(0.5)"),
+    "torch.empty_like({x}, {d})[::2].mT.bernoulli_(0.5)",
 )
 
 

@@ -33,7 +33,7 @@ FAMILIES: tuple[Callable[[Build], None], ...] = (
     *(arithmetic.unary,) * 3,
     *(arithmetic.binary,) * 3,
     *(arithmetic.scalar_only, arithmetic.compare, arithmetic.where, arithmetic.cast),
-    *(arithmetic.reduce, arithmetic.reduce, arithmetic.row_operator, arithmetic.product),
+    *(arithmetic.reduce, arithmetic.reduce, arithmetic.best, arithmetic.row_operator, arithmetic.product),
     *(draw_views.join, draw_views.split, draw_views.view, draw_views.view, draw_views.view, draw_views.copy),
     *(draw_views.create, draw_indexing.read, draw_indexing.add, draw_indexing.masked),
     *(draw_writes.pointwise, draw_writes.pointwise, draw_writes.copy, draw_writes.fill, draw_writes.indexed),

@@ -30,6 +30,8 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "randperm-index": lambda x: x[torch.randperm(20)] * 2,
     "bernoulli": lambda x: torch.bernoulli(x) + x,
     "bernoulli-number": lambda x: torch.empty_like(x).bernoulli_(0.3) * x,
+    "bernoulli-strided": lambda x: x.clone().t()[::2].bernoulli_(0.3) + 1,
+    "bernoulli-part": lambda x: ((y := x.clone().view(2, 10, 30).permute(1, 2, 0))[:, 1:].bernoulli_(0.3), y),
     "normal": lambda x: torch.normal(x, 2.0) - x,
     "normal-in-place": lambda x: x.clone().normal_(1.0, 2.0) * 2,
     "normal-strided": lambda x: x.clone().t()[::2].normal_() + 1,

@@ -5,7 +5,6 @@ In: a node of a joint graph, and for seconds how fast the machine computes and h
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from litz.graph.alias import COMPUTED_AGAIN, base, is_view
 from litz.graph.partition.maxflow import INFINITE
+from litz.graph.partition.sides import Sides
 from litz.graph.sizes import likely
 from litz.target import GpuTarget, Machine
 
@@ -44,17 +44,17 @@ def ceilings(machine: Machine) -> Ceilings:
 
 
 # -- bytes --------------------------------------------------------------------------------------
-def price(node: fx.Node, alive: Collection[fx.Node]) -> int:
+def price(node: fx.Node, sides: Sides) -> int:
     """Bytes that keeping the node's value costs; views and tuples cannot be kept themselves, only their bases, nor what
     a rule has written to be computed again."""
     value = node.meta.get("val")
-    if node in alive:
+    if node in sides.alive:
         return 1
     if isinstance(value, (torch.SymInt, int, float, bool)):
         return 1
     if not isinstance(value, torch.Tensor) or is_view(node) or COMPUTED_AGAIN in node.meta:
         return INFINITE
-    if narrow_type(node) is not None:
+    if narrow_type(node, sides) is not None:
         whole = base(node.args[0]).meta["val"]  # type: ignore[arg-type]  # rather this, which is there already
         return 1 + max(likely(whole.numel()), likely(value.numel())) * whole.element_size()
     return max(2, likely(value.numel()) * value.element_size())
@@ -64,9 +64,10 @@ _EXACT_IN = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (tor
              torch.float32: (torch.float64,)}  # fmt: skip
 
 
-def narrow_type(node: fx.Node) -> torch.dtype | None:
-    """The type that holds all of a value which was cast from fewer bits."""
-    if node.op != "call_function" or node.target is not aten._to_copy.default:
+def narrow_type(node: fx.Node, sides: Sides) -> torch.dtype | None:
+    """The type that holds all of a value which was cast from fewer bits. What the caller sees is kept as it is: eager's
+    backward reads that memory, whatever is in it by then."""
+    if node.op != "call_function" or node.target is not aten._to_copy.default or node in sides.seen:
         return None
     source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
     return source if node.meta["val"].dtype in _EXACT_IN.get(source, ()) else None

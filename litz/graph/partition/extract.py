@@ -60,7 +60,7 @@ def split_at(joint: Joint, sides: Sides, kept: Sequence[fx.Node]) -> Split:
     saved = [n for n in tensors if n in written or (n not in place and n not in number)]
     # An input that the forward writes to is kept as it was before.
     copies = {n: _copied(graph, n, placeholders[-1]) for n in saved if n in written}
-    types = {n: narrow_type(n) for n in saved}
+    types = {n: narrow_type(n, sides) for n in saved}
     narrow = {n: _narrowed(graph, n, dtype) for n, dtype in types.items() if dtype is not None}
     copies |= narrow
     effects = [n for n in graph.nodes if must_run(n)]

@@ -51,7 +51,7 @@ def problem_of(joint: Joint, sides: Sides, unkept: frozenset[fx.Node] = frozense
     by_then = sides.read_by_then(nodes)
     unkept |= by_then
     return Problem(
-        sides, gradients, needed, nodes, {n: INFINITE if n in unkept else price(n, sides.alive) for n in nodes}
+        sides, gradients, needed, nodes, {n: INFINITE if n in unkept else price(n, sides) for n in nodes}
     )
 
 
