@@ -36,8 +36,11 @@ class Options:
         doc="bound on memory in training: a fraction of what saving everything takes (0 to 1), "
         'or the peak in bytes ("6GiB")',
     )
-    freeze: bool = _option(
-        False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
+    freeze: bool | str = _option(
+        False,
+        changes_code=True,
+        doc="inference: parameters and buffers that are never written to become constants; 'discard' also releases the "
+        "originals",
     )
     mode: str = _option(
         "default",
@@ -201,6 +204,11 @@ def _check_flag(name: str, value: Any) -> None:
         raise _bad(name, value, "True or False")
 
 
+def _check_freeze(name: str, value: Any) -> None:
+    if not isinstance(value, bool) and value != "discard":
+        raise _bad(name, value, "True, False or 'discard'")
+
+
 def _check_choice_of_flag(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, bool):
         raise _bad(name, value, "True, False or None")
@@ -264,7 +272,7 @@ def _check_names(name: str, value: Any) -> None:
 # One row a field; a test checks that none is missing.
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
-    "freeze": _check_flag,
+    "freeze": _check_freeze,
     "mode": _check_choice(MODES),
     "fuel": _check_count(0),
     "verify": _check_flag,
@@ -282,7 +290,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
 }
 
 
-_WITHOUT_EFFECT = ("memory_budget", "freeze")
+_WITHOUT_EFFECT = ("memory_budget",)
 _DEFAULTS = Options()
 
 

@@ -46,7 +46,7 @@ def test_defaults_are_valid_and_frozen() -> None:
         ({"memory_budget": float("nan")}, ["0 to 1"]),
         ({"memory_budget": "six"}, ["6GiB"]),
         ({"memory_budget": True}, ["0 to 1"]),
-        ({"freeze": 1}, ["True or False"]),
+        ({"freeze": 1}, ["True, False or 'discard'"]),
         ({"never_slower": 1}, ["True, False or None"]),
         ({"fuel": -1}, ["at least 0"]),
         ({"fuel": True}, ["integer"]),

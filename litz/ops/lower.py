@@ -64,6 +64,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
+from litz.ops.held import CONSTANT, Held
 from litz.ops.here import why_not_here
 from litz.ops.refused import is_refused
 from litz.ops.registry import IN_ORDER, LOWERINGS, lowering_of
@@ -87,7 +88,7 @@ _RESHAPED = {
 @dataclass(frozen=True)
 class Lowered:
     program: Program
-    constants: tuple[torch.Tensor, ...]  # values of the inputs that follow the user's own
+    constants: tuple[torch.Tensor | Held, ...]  # values of the inputs that follow the user's own
 
 
 def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
@@ -95,13 +96,18 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     builder = Builder(ctx)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
-    constants: list[torch.Tensor] = []
+    constants: list[torch.Tensor | Held] = []
     constant_names: list[str] = []
     outputs: tuple = ()
     given: list[Any] = []
     for node in graph_module.graph.nodes:
         builder.node = node
-        if node.op == "placeholder":
+        if node.op == "placeholder" and CONSTANT in node.meta:
+            name = f"const{len(constants)}"
+            env[node] = builder.allocate(node.meta["val"], "input", name)
+            constants.append(Held(node.meta[CONSTANT]))
+            constant_names.append(name)
+        elif node.op == "placeholder":
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
                 held = number_held(value)

@@ -7,14 +7,17 @@ and loaded there (`executable.py` runs them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import HostPlan
+from litz.graph.recipe import Recipe
 from litz.graph.signature import Signature, Training
 from litz.loop.formula import Formula
+from litz.ops.held import Held
 from litz.report import Built, Told
 from litz.target import Machine
 
@@ -23,10 +26,14 @@ from litz.target import Machine
 class Artifact:
     plan: HostPlan
     objects: tuple[bytes, ...]  # object code: the kernels, each in a file of its own, then the host functions
-    constants: tuple[torch.Tensor, ...]  # the plan's last inputs
+    constants: tuple[torch.Tensor | Held, ...]  # the plan's last inputs; `with_constants` puts tensors in for all
     target: Machine
     built: Built  # what the report says of it
     kernels: tuple[GpuCode, ...] = ()  # where they are a GPU's: in the order in which host functions number them
+
+    def with_constants(self, values: Sequence[torch.Tensor]) -> Artifact:
+        """`values`: what the recipe gives, in its order."""
+        return replace(self, constants=tuple(values[c.number] if isinstance(c, Held) else c for c in self.constants))
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Compiled:
     signature: Signature
     forward: Artifact
     training: Training | None = None
+    recipe: Recipe | None = None  # where it is frozen: how its constants come about, and which arguments are left
 
 
 @dataclass(frozen=True)

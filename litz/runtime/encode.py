@@ -24,12 +24,14 @@ import torch
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import Dropped, HostPlan, Item, Native
 from litz.errors import CacheError
+from litz.graph.recipe import Computed, Constant, Given, Recipe, Step
 from litz.graph.signature import Base, Input, Output, Signature, Tangent, Training, ViewStep, Window
 from litz.loop.expr import Atom, Expr, FloorDiv, Mod, Size, constant, expr
 from litz.loop.formula import FUNCTIONS, Formula
 from litz.loop.ir import Buffer, Call, Number, NumberSource, SizeSource, View
 from litz.loop.operator import operator_named
-from litz.report import Built, Fallback, Firing, NearMiss, Occasion, Told
+from litz.ops.held import Held
+from litz.report import Built, Fallback, Firing, Freezing, NearMiss, Occasion, Stays, Told
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.layout import extent, on_device
 from litz.schedule.memory import Apart
@@ -39,9 +41,10 @@ from litz.target import GpuTarget, Target
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
-        Input, Item, Kept, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource, Span,
-        Tangent, Target, Told, Training, View, ViewStep, Window,
+        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Computed, Constant, Dropped, Fallback, Firing, Freezing,
+        Given, GpuCode, GpuTarget, Held, HostPlan, Input, Item, Kept, Native, NearMiss, Number, NumberSource, Occasion,
+        Output, Recipe, Signature, SizeSource, Span, Stays, Step, Tangent, Target, Told, Training, View, ViewStep,
+        Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]
