@@ -15,7 +15,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Given:
+class Argument:
     """An argument of the caller's, by its position."""
 
     place: int
@@ -31,7 +31,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator and its arguments, in which `Given` and `Computed` stand for tensors."""
+    """An operator and its arguments, in which `Argument` and `Computed` stand for tensors."""
 
     target: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Step:
 class Constant:
     """A tensor that the program reads, and how it expects it to lie."""
 
-    value: Union[Given, Computed]
+    value: Union[Argument, Computed]
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -59,4 +59,4 @@ class Recipe:
     constants: tuple[Constant, ...]
 
 
-__all__ = ["Computed", "Constant", "Given", "Recipe", "Step"]
+__all__ = ["Computed", "Constant", "Argument", "Recipe", "Step"]

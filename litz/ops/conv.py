@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, expr
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
@@ -117,7 +117,7 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     *rows, start = window.at(place, (*k, ZERO))
     seen = (*rows, start * channels + along)
     image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
-    total = over(space, body, "sum", image * body.load(taps, (*k, along, o)))
+    total = over(space, body, "sum", image * _tap(b, body, taps, k, along, o))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
@@ -135,7 +135,14 @@ def _lines_of(b: Builder, weight: View) -> View:
     return taps
 
 
-def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
+def _of_few_rows(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
+    """Fed straight from memory: weights are read once, as they lie."""
+    return _dense(b, node, x, weight, bias, window, packs=False)
+
+
+def _dense(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, packs: bool = True
+) -> View:
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     n, o, *place = space.over(out.sizes, out.strides)
@@ -146,8 +153,27 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
         c = space.reduce_over(weight.sizes[1])
         k = window.walk(space, place, x.sizes[2:])
     seen = window.load(body, x, (n, c), place, k)
-    total = over(space, body, "sum", seen * body.load(weight, (o, c, *k)))
+    factor = _weight(b, body, x, weight, o, c, k) if packs else body.load(weight, (o, c, *k))
+    total = over(space, body, "sum", seen * factor)
     return _emit(b, space, body, out, (n, o, *place), total, bias)
+
+
+def _weight(b: Builder, body: Body, x: View, weight: View, o: Expr, c: Expr, k: Sequence[Expr]) -> Val:
+    """An element of the weight; of a frozen one, where it lies packed, along what is contiguous in the image."""
+    order = [*range(2, len(weight.sizes)), 1] if x.strides[1] is ONE else [1, *range(2, len(weight.sizes))]
+    matrix = replace(
+        weight, sizes=tuple(weight.sizes[d] for d in (*order, 0)), strides=tuple(weight.strides[d] for d in (*order, 0))
+    )
+    *lines, step = [(c, *k)[d - 1] for d in order]
+    return _tap(b, body, matrix, lines, step, o)
+
+
+def _tap(b: Builder, body: Body, matrix: View, lines: Sequence[Expr], step: Expr, o: Expr) -> Val:
+    line = ZERO
+    for index, size in zip(lines, matrix.sizes[:-2], strict=True):
+        line = line * size + index
+    packed = matmul.packed_columns(b, body, matrix, step, o, line)
+    return body.load(matrix, (*lines, step, o)) if packed is None else packed
 
 
 def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
@@ -182,7 +208,7 @@ def _emit(b: Builder, space: Space, body: Body, out: View, point: Point, total: 
 
 
 _FORMS: dict[str, Callable[..., View]] = {
-    "few rows": _dense, "dense": _dense, "lines": _of_lines, "depthwise": _depthwise,
+    "few rows": _of_few_rows, "dense": _dense, "lines": _of_lines, "depthwise": _depthwise,
 }  # fmt: skip
-# Forms that read the weight a vector of output channels at a time.
-READS_OUTPUT_CHANNELS = ("dense", "lines", "depthwise")
+# Forms that read the weight a vector of output channels at a time, from where it lies.
+READS_OUTPUT_CHANNELS = ("lines", "depthwise")

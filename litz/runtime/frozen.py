@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from litz.capture.apart import apart_from_caller
 from litz.capture.forward_mode import carries_tangents
 from litz.errors import CallError
-from litz.graph.recipe import Computed, Constant, Given, Recipe, Step
+from litz.graph.recipe import Argument, Computed, Constant, Recipe, Step
 from litz.runtime.layout import on_device
 from litz.runtime.released import is_released, release
 
@@ -156,7 +156,7 @@ def constants_of(recipe: Recipe, args: Sequence[Any]) -> list[torch.Tensor]:
         values: dict[int, torch.Tensor] = {}
         last = _last_uses(recipe)
         for number, constant in enumerate(recipe.constants):
-            if isinstance(constant.value, Given):
+            if isinstance(constant.value, Argument):
                 values[number] = _lying(args[constant.value.place].detach(), constant)
         device = next((args[place].device for place in recipe.frozen), torch.device("cpu"))
         wanted: dict[int, list[int]] = {}
@@ -180,7 +180,7 @@ def _part(made: Mapping[int, Any], value: Computed) -> torch.Tensor:
 
 def _taken(step: Step, args: Sequence[Any], made: Mapping[int, Any], device: torch.device) -> Any:
     def value(x: Any) -> Any:
-        if isinstance(x, Given):
+        if isinstance(x, Argument):
             return args[x.place].detach()
         if isinstance(x, Computed):
             return _part(made, x)

@@ -29,8 +29,9 @@ _BATCH_NORMS: dict[object, int | None] = {
 
 
 def freeze(joint: Joint, ctx: Context) -> Joint:
-    if not ctx.options.freeze or not ctx.state:
+    if not ctx.options.freeze:
         return joint
+    arguments = tuple(range(len(joint.signature.places or joint.signature.inputs)))
     _refuse_live_batch_norm(joint.graph.graph, ctx.state)
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
     stay = []
@@ -41,7 +42,7 @@ def freeze(joint: Joint, ctx: Context) -> Joint:
             inputs[at].meta[FROZEN] = True
         else:
             stay.append(Stays(place, name, why))
-    ctx.freezing = Freezing(stays=tuple(stay))
+    ctx.freezing = Freezing(kept=arguments, stays=tuple(stay))
     return joint
 
 

@@ -20,7 +20,7 @@ from litz.context import Context
 from litz.graph.alias import escapes, is_looked_around, is_view
 from litz.graph.editor import inherit
 from litz.graph.freeze.frozen import FROZEN, bytes_of, is_frozen, sources
-from litz.graph.recipe import Computed, Constant, Given, Recipe, Step
+from litz.graph.recipe import Argument, Computed, Constant, Recipe, Step
 from litz.graph.signature import Joint, without_inputs
 from litz.ops.held import CONSTANT
 
@@ -78,10 +78,10 @@ class _Hoisting:
                 self.graph.erase_node(node)
             elif node in self.places:
                 node.meta[CONSTANT] = len(self.constants)
-                self._keep(node, Given(self.places[node]))
+                self._keep(node, Argument(self.places[node]))
         self.graph_module.recompile()
 
-    def _keep(self, node: fx.Node, value: Given | Computed) -> None:
+    def _keep(self, node: fx.Node, value: Argument | Computed) -> None:
         fake = node.meta["val"]
         self.constants.append(Constant(value, tuple(map(int, fake.shape)), tuple(map(int, fake.stride()))))
 
@@ -124,7 +124,7 @@ class _Hoisting:
                 continue
             todo.pop()
             if top.op == "placeholder":
-                self.references[top] = Given(self.places[top])
+                self.references[top] = Argument(self.places[top])
             elif top.op == "get_attr":
                 self.references[top] = getattr(self.graph_module, str(top.target)).detach()
             elif top.target is operator.getitem:
