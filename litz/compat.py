@@ -103,6 +103,17 @@ def recompile_reason() -> str | None:
     return getattr(context, "_metrics", {}).get("recompile_reason")
 
 
+def source_name(node: Any) -> str | None:
+    """Where Dynamo took an input of its graph from, as Python would spell it; None where it does not say. The name is a
+    method in some versions, and a property in others."""
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        source = getattr(getattr(node, "meta", {}).get("grapharg"), "source", None)
+    name = getattr(source, "name", None)
+    found = name() if callable(name) else name
+    return found if isinstance(found, str) else None
+
+
 class Place(NamedTuple):
     """Where a function is written; code that Dynamo makes of it has the same place."""
 

@@ -17,7 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from litz.options import Options
-from litz.report import HISTORY, Built, Fallback, Firing, Memory, NearMiss, Occasion, Report, Snapshot, Told, step_peak
+from litz.report import (
+    HISTORY,
+    Built,
+    Fallback,
+    Firing,
+    Freezing,
+    Memory,
+    NearMiss,
+    Occasion,
+    Report,
+    Snapshot,
+    Told,
+    step_peak,
+)  # fmt: skip
 from litz.target import Machine
 
 
@@ -49,6 +62,8 @@ class Context:
     spent: list[str] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)  # a forward, and a backward once it is needed
     occasion: Occasion = Occasion()
+    state: Mapping[int, str] = field(default_factory=dict)  # inputs that are parameters or buffers: place -> name
+    freezing: Freezing | None = None
     left_to_eager: str | None = None
     number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
 
@@ -58,7 +73,8 @@ class Context:
     def begin_again(self) -> None:
         """The stages start anew: what they have said so far is of no result."""
         fresh = Context(self.options, self.target)
-        for name in ("timings", "snapshots", "firings", "fallbacks", "near_misses", "notes", "fuel", "spent", "built"):
+        found = ("timings", "snapshots", "firings", "fallbacks", "near_misses", "notes", "fuel", "spent", "built")
+        for name in (*found, "freezing"):
             setattr(self, name, getattr(fresh, name))
 
     def spend(self, what: str) -> bool:
@@ -115,7 +131,8 @@ class Context:
         self.note(f"left to eager: {why}")
 
     def told(self) -> Told:
-        return Told(tuple(self.firings), tuple(self.near_misses), tuple(self.fallbacks), tuple(self.notes))
+        missed, fell_back = tuple(self.near_misses), tuple(self.fallbacks)
+        return Told(tuple(self.firings), missed, fell_back, tuple(self.notes), self.freezing)
 
     def recalled(self, told: Told, built: Built) -> None:
         """Nothing was compiled: this is what was said of it when it was."""
@@ -123,6 +140,7 @@ class Context:
         self.near_misses.update(dict.fromkeys(told.near_misses))
         self.fallbacks += told.fallbacks
         self.notes += told.notes
+        self.freezing = told.freezing
         self.recalling.append("from the cache")
         self.built.append(built)
         self.publish()
@@ -157,6 +175,7 @@ class Context:
             notes=tuple(self.notes),
             graphs=tuple(self.graphs),
             cache=tuple(self.recalling),
+            freezing=self.freezing,
             target=str(self.target),
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,

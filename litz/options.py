@@ -52,8 +52,11 @@ class Options:
         changes_code=True,
         doc="how what a fraction as `memory_budget` keeps is chosen: " + ", ".join(BUDGET_SOLVERS),
     )
-    freeze: bool = _option(
-        False, changes_code=True, doc="treat parameters as constants: the compiled model ignores later updates of them"
+    freeze: bool | str = _option(
+        False,
+        changes_code=True,
+        doc="inference: parameters and buffers that are never written to become constants; 'discard' also releases the "
+        "originals",
     )
     mode: str = _option(
         "default",
@@ -153,9 +156,7 @@ class Options:
 
     def without_effect(self) -> list[str]:
         """What is asked for, and accepted, and not done so far."""
-        changed = [name for name in _WITHOUT_EFFECT if getattr(self, name) != getattr(_DEFAULTS, name)]
-        tuned = [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
-        return [f"the option {name!r}" for name in changed] + tuned
+        return [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
 
     @property
     def cacheable(self) -> bool:
@@ -232,6 +233,11 @@ def _check_budget(name: str, value: Any) -> None:
 def _check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise _bad(name, value, "True or False")
+
+
+def _check_freeze(name: str, value: Any) -> None:
+    if not isinstance(value, bool) and value != "discard":
+        raise _bad(name, value, "True, False or 'discard'")
 
 
 def _check_choice_of_flag(name: str, value: Any) -> None:
@@ -316,7 +322,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
     "recompute": _check_recompute,
     "budget_solver": _check_choice(BUDGET_SOLVERS),
-    "freeze": _check_flag,
+    "freeze": _check_freeze,
     "mode": _check_choice(MODES),
     "fuel": _check_count(0),
     "verify": _check_flag,
@@ -332,10 +338,6 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "before": _check_hooks,
     "after": _check_hooks,
 }
-
-
-_WITHOUT_EFFECT = ("freeze",)
-_DEFAULTS = Options()
 
 
 def _text(value: Any) -> str:

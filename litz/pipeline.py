@@ -22,6 +22,10 @@ from litz.codegen.llvm.render import render
 from litz.codegen.plan import host_plan
 from litz.context import Context
 from litz.graph.carry_numbers import carry_numbers
+from litz.graph.freeze.fold_frozen import fold_frozen
+from litz.graph.freeze.freeze import freeze
+from litz.graph.freeze.hoist import hoist
+from litz.graph.freeze.lay_out_weights import lay_out_weights
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.again import Rules
@@ -51,7 +55,7 @@ from litz.schedule.peak import peak
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.schedule.split_reductions import split_reductions
-from litz.stages import loader, run
+from litz.stages import keeping, loader, run
 
 Strides = Sequence[tuple[Any, ...] | None] | None
 
@@ -60,7 +64,7 @@ def compile_function(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool = False
 ) -> Callable[..., Any]:
     """The whole of it. `output_strides` are those of eager's results, where known."""
-    return bind(*compile_to_data(function, inputs, output_strides, ctx, training), function, loader(ctx))
+    return bind(*compile_to_data(function, inputs, output_strides, ctx, training), function, loader(ctx), keeping(ctx))
 
 
 def compile_to_data(
@@ -69,14 +73,18 @@ def compile_to_data(
     """The function as data; and, where it is differentiable, how to come by its backward."""
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
+    joint = run("freeze", ctx, freeze, joint, ctx)
     joint = run("carry_numbers", ctx, carry_numbers, joint, ctx)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
+    joint = run("fold_frozen", ctx, fold_frozen, joint, ctx)
     joint = run("rewrite_for_target", ctx, rewrite_for_target, joint, ctx)
     joint = run("replay_draws", ctx, replay_draws, joint, ctx)
     joint = run("lay_out", ctx, lay_out, joint, ctx)
+    joint = run("lay_out_weights", ctx, lay_out_weights, joint, ctx)
+    joint = run("hoist", ctx, hoist, joint, ctx)
     if not joint.signature.differentiable:
         graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
-        return Compiled(joint.signature, compile_graph(graph, ctx)), None
+        return Compiled(joint.signature, compile_graph(graph, ctx), None, joint.recipe), None
     most = bytes_of_budget(ctx.options.memory_budget, ctx.target.memory_bytes)
     if most is not None:
         return fit_in(joint, ctx, most, _policy(ctx), _scheduled, _compile_training)

@@ -28,7 +28,7 @@ from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.bind import Backward, bind
 from litz.runtime.container import pack
 from litz.runtime.encode import Unwritable
-from litz.stages import loader
+from litz.stages import keeping, loader
 
 Made = tuple[Compiled, "Backward | None"]
 Compile = Callable[[Sequence[Any]], Made]  # for inputs such as these
@@ -39,7 +39,7 @@ def compile_or_recall(
 ) -> Callable[..., Any]:
     entry = _entry(function, inputs, strides, ctx)
     if entry is None:
-        return bind(*compile(inputs), function, loader(ctx))
+        return bind(*compile(inputs), function, loader(ctx), keeping(ctx))
     recalled = _recalled(entry, function, inputs, compile)
     if recalled is not None:
         return recalled
@@ -53,7 +53,7 @@ def compile_or_recall(
 
     if backward is None:
         keep()
-        return bind(compiled, None, function, loader(ctx))
+        return bind(compiled, None, function, loader(ctx), keeping(ctx))
 
     name_of = entry.backward_names(compiled)
 
@@ -65,7 +65,7 @@ def compile_or_recall(
     if compiled.signature.sizes:
         kept_backward(())  # made already, while Dynamo could still make guards
     keep()
-    return bind(compiled, kept_backward, function, loader(ctx))
+    return bind(compiled, kept_backward, function, loader(ctx), keeping(ctx))
 
 
 def _recalled(
@@ -80,7 +80,7 @@ def _recalled(
             ctx.recalling.append("in the cache, for sizes that answer otherwise what was asked of them")
             return None
         backward = _recalled_backward(entry, kept.compiled, inputs, compile)
-        ready = bind(kept.compiled, backward, function, loader(ctx))
+        ready = bind(kept.compiled, backward, function, loader(ctx), keeping(ctx))
     except Exception as error:
         ctx.recalling.append(f"what the cache has is of no use: {type(error).__name__}: {error}")
         return None
@@ -98,7 +98,7 @@ def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ct
         ctx.recalling.append("not asked: snapshots and checks are of stages that run")
         return None
     try:
-        entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target)
+        entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target, ctx.state)
         ctx.key = digest(entries)
         return _Entry(ctx, ctx.key, entries)
     except Uncacheable as why:

@@ -78,6 +78,25 @@ class Built(NamedTuple):
     memory: Memory = Memory()
 
 
+class Stays(NamedTuple):
+    """A parameter or buffer that is no constant of a frozen program: its place among the arguments, name, and why."""
+
+    place: int
+    name: str
+    why: str
+
+
+class Freezing(NamedTuple):
+    """What freezing did: how many arguments became constants, which are `kept`, by index, and why parameters and
+    buffers are among those; how many constants the program reads, and how many of them are computed of others."""
+
+    frozen: int = 0
+    kept: tuple[int, ...] = ()
+    stays: tuple[Stays, ...] = ()
+    constants: int = 0
+    computed: int = 0
+
+
 class Told(NamedTuple):
     """What a compile has to say that holds wherever its result is used."""
 
@@ -85,6 +104,7 @@ class Told(NamedTuple):
     near_misses: tuple[NearMiss, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     notes: tuple[str, ...] = ()
+    freezing: Freezing | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,8 @@ class Report:
     """What a compile produced. `kernels` and `calls` count what one run of the program launches, forward and, once it
     was compiled, backward; `peak_bytes` is the most memory that a call, or a step with its backward, takes beyond its
     arguments. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as CUDA graphs,
-    or why not, once it is known; `cache` whether it was there already, or else how it differs from what was."""
+    or why not, once it is known; `cache` whether it was there already, or else how it differs from what was;
+    `freezing` which arguments became constants, where that was asked for."""
 
     occasion: Occasion = Occasion()
     built: tuple[Built, ...] = ()
@@ -110,6 +131,7 @@ class Report:
     notes: tuple[str, ...] = ()
     graphs: tuple[str, ...] = ()
     cache: tuple[str, ...] = ()
+    freezing: Freezing | None = None
     target: str = ""
     fuel_left: int | None = None
     last_spent: str | None = None
@@ -146,6 +168,7 @@ class Report:
         lines.append(f"  kernels: {self.kernels} launched a run, {self.kernels_built} built")
         lines.append(f"  arena: {self.arena_bytes:,} bytes")
         lines.append(f"  peak: {self.peak_bytes:,} bytes beyond arguments")
+        lines += _section("frozen", _freezing_lines(self.freezing))
         lines += _section("operator calls a run", [f"{name} × {count}" for name, count in self.calls])
         lines += _section("fallbacks", [_fallback_line(fallback) for fallback in self.fallbacks])
         lines += _section("rules fired", [_firing_line(firing) for firing in self.firings])
@@ -161,6 +184,17 @@ class Report:
 
 def _section(title: str, items: list[str]) -> list[str]:
     return [f"  {title}:", *(f"    {item}" for item in items)] if items else []
+
+
+def _freezing_lines(freezing: Freezing | None) -> list[str]:
+    if freezing is None:
+        return []
+    kept = ", ".join(map(str, freezing.kept)) or "none"
+    lines = [
+        f"{freezing.frozen} arguments are constants; those that stay, by index: {kept}",
+        f"{freezing.constants} constants are read, of which {freezing.computed} are computed of others, once",
+    ]
+    return lines + [f"argument {one.place}, {one.name}, stays: {one.why}" for one in freezing.stays]
 
 
 def _fallback_line(fallback: Fallback) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from litz.capture.apart import apart_from_caller
 from litz.context import Context
-from litz.errors import OptionError
+from litz.errors import OptionError, tell
 from litz.graph.signature import Joint
 from litz.loop.ir import Program
 from litz.loop.text import print_program
@@ -22,11 +22,13 @@ from litz.loop.verify import verify
 from litz.runtime.artifact import Artifact
 from litz.runtime.captures import policy_for
 from litz.runtime.executable import Executable
+from litz.runtime.frozen import Keeping
 from litz.runtime.graphs import Replays
 from litz.target import GpuTarget
 
 STAGES = (
-    "rewrite_pre_grad", "trace", "carry_numbers", "rewrite_joint", "rewrite_for_target", "replay_draws", "lay_out",
+    "rewrite_pre_grad", "trace", "freeze", "carry_numbers", "rewrite_joint", "fold_frozen", "rewrite_for_target",
+    "replay_draws", "lay_out", "lay_out_weights", "hoist",
     "split", "rewrite_post_grad",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "accumulate", "split_reductions", "join_small",
     "plan_memory",
@@ -61,6 +63,17 @@ def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: A
         raise OptionError(f"there is no stage {min(unknown)!r} to hook", hint=f"the stages are {', '.join(STAGES)}")
     found = hooks[name](value) if hooks and name in hooks else None
     return value if found is None else found
+
+
+def keeping(ctx: Context) -> Keeping:
+    """How a frozen program treats what it is made of."""
+
+    def say(text: str) -> None:
+        ctx.note(text)
+        ctx.publish()
+        tell(text, ctx.occasion.source)
+
+    return Keeping(ctx.state, ctx.options.freeze == "discard", say)
 
 
 def loader(ctx: Context) -> Callable[[Artifact], Executable]:

@@ -48,7 +48,7 @@ def test_defaults_are_valid_and_frozen() -> None:
         ({"memory_budget": "120%"}, ["80%"]),
         ({"memory_budget": -5}, ["0 to 1"]),
         ({"memory_budget": True}, ["0 to 1"]),
-        ({"freeze": 1}, ["True or False"]),
+        ({"freeze": 1}, ["True, False or 'discard'"]),
         ({"never_slower": 1}, ["True, False or None"]),
         ({"fuel": -1}, ["at least 0"]),
         ({"fuel": True}, ["integer"]),

@@ -24,7 +24,9 @@ from litz.ops.formulas import formula_of
 from litz.ops.sizes import size_sources
 from litz.options import Options
 from litz.pipeline import compile_to_data
+from litz.runtime.artifact import Compiled
 from litz.runtime.container import pack
+from litz.runtime.frozen import constants_of
 from litz.target import Machine, detect, detect_gpu, portable
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -40,6 +42,11 @@ def aot_compile(
     in `.so` where it can be called from C, and in `.litz` where only Python can call it: there is no linker, or the
     program needs Python (`path` may ask for either). Without a `path` it is named after what is in it.
     """
+    if (options or {}).get("freeze") == "discard":
+        raise OptionError(
+            "freeze='discard' releases the parameters of the model, and a file takes copies of them",
+            hint="write freeze=True; the model stays yours",
+        )
     if isinstance(args, torch.Tensor):
         raise OptionError("`args` is a tensor, and a tuple of arguments is expected", hint="write `(x,)`")
     if path is not None and not Path(path).parent.is_dir():
@@ -89,25 +96,44 @@ def package_of(
     function = _copying(module.forward) if copied else module.forward
     given = [*inputs, *held.values()]
     targets = _targets(options, _device_of(given))
+    state = dict(enumerate(held, len(own)))
     with torch.no_grad():
-        levels = [compile_to_data(function, given, None, Context(options, target))[0] for target in targets]
+        levels = [compile_to_data(function, given, None, Context(options, t, state=state))[0] for t in targets]
     if any(level.signature.bases for level in levels):
         raise CompileError("parameters or buffers share memory in part, which a file cannot have")
     copies = {id(t): t.detach().clone() for t in held.values()}  # tied ones are one tensor, there as here
+    whole = [*flat, *(copies[id(t)] for t in held.values())]
+    stay = range(len(given)) if levels[0].recipe is None else levels[0].recipe.kept
+    kept = {name: t for place, (name, t) in enumerate(held.items(), len(own)) if place in stay}
     questions = [] if shapes is None else [formula_of(guard.expr) for guard in shapes.guards]
     if None in questions:
         raise CompileError("a question that was asked of the sizes has no spelling; fix the dimension it is about")
     return Package(
-        tuple(levels),
+        _by_value(levels, whole),
         tuple(_spec(node.name, fake, value) for node, fake, value in zip(own, fakes, flat, strict=True)),
-        (*range(len(own)), *(None for _ in held)),
-        tuple(copies[id(t)] for t in held.values()),
-        tuple(held),
+        (*range(len(own)), *(None for _ in kept)),
+        tuple(copies[id(t)] for t in kept.values()),
+        tuple(kept),
         _spelled(program.call_spec.in_spec),
         _form(program.call_spec.out_spec),
         tuple(_ranges(program)),
         tuple(dict.fromkeys(questions)),  # type: ignore[arg-type]
     )
+
+
+def _by_value(levels: Sequence[Compiled], args: Sequence[Any]) -> tuple[Compiled, ...]:
+    """The same programs with the constants themselves in place of a recipe for them; where processors share a recipe,
+    the constants are the same tensors."""
+    found: list[Compiled] = []
+    made: dict[bytes, list[torch.Tensor]] = {}
+    for level in levels:
+        if level.recipe is not None:
+            name = pack(level.recipe)
+            if name not in made:
+                made[name] = constants_of(level.recipe, args)
+            level = replace(level, forward=level.forward.with_constants(made[name]), recipe=None)
+        found.append(level)
+    return tuple(found)
 
 
 def _device_of(given: Sequence[Any]) -> torch.device:

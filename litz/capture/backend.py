@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.capture.collector import COLLECTOR
 from litz.capture.higher_order import write_out
@@ -21,6 +23,7 @@ from litz.capture.never_slower import never_slower
 from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, of_forward_mode, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
+from litz.capture.state import refuse_under_gradients, state_of
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import recompile_reason
 from litz.context import Context
@@ -32,6 +35,7 @@ from litz.options import Options
 from litz.recall import Made, compile_or_recall
 from litz.report import Occasion
 from litz.runtime.cache import cache_of
+from litz.runtime.frozen import FrozenProgram
 from litz.target import Machine, detect, detect_gpu
 
 Strides = Sequence["tuple[Any, ...] | None"] | None
@@ -78,26 +82,31 @@ def compile_captured(
         return cut(graph_module, alone, _pieces_compiler(options))
     lifted, held = lift_state(graph_module)
     state = list(held.values())
-    compiled = _compile(lifted, [*example_inputs, *state], options)
+    given = [*example_inputs, *state]
+    compiled = _compile(lifted, given, options, state_of(lifted, given, tuple(held)))
     return compiled if not state else lambda *args: compiled(*args, *state)
 
 
-def _compile(graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
+def _compile(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options, state: Mapping[int, str]
+) -> Callable[..., Any]:
     occasion = _occasion(graph_module, example_inputs)
     reason = _not_compiled(graph_module, example_inputs)
     if reason is not None:
         return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
     fakes = [n.meta.get("example_value") for n in graph_module.graph.nodes if n.op == "placeholder"]
     if any(isinstance(x, torch.SymInt) or varies(x) for x in (*example_inputs, *fakes)):
-        compiled = _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion)
+        compiled = _compile_for_all_sizes(graph_module, example_inputs, fakes, chosen, occasion, state)
     else:
         strides = _eager_strides(graph_module)
-        compiled = compile_or_leave(graph_module.forward, example_inputs, strides, chosen, occasion)
+        compiled = compile_or_leave(graph_module.forward, example_inputs, strides, chosen, occasion, state)
     return _where_it_is_current(compiled, graph_module) if _means_the_current_gpu(graph_module) else compiled
 
 
-def _context(options: Options, occasion: Occasion, tensors: Sequence[Any] = ()) -> Context:
-    return Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion)
+def _context(
+    options: Options, occasion: Occasion, tensors: Sequence[Any] = (), state: Mapping[int, str] | None = None
+) -> Context:
+    return Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion, state=state or {})
 
 
 def _target(options: Options, tensors: Sequence[Any]) -> Machine:
@@ -120,18 +129,23 @@ def compile_or_leave(
     strides: Strides,
     options: Options,
     occasion: Occasion | None = None,
+    state: Mapping[int, str] | None = None,
 ) -> Callable[..., Any]:
-    """The function compiled, or, where it cannot be, itself and a note that says so."""
+    """The function compiled, or, where it cannot be, itself and a note that says so. `state`: which inputs are
+    parameters and buffers of a module, by name."""
     training = _needs_grad(function, inputs)
     module = getattr(function, "__self__", None)
     made = _made(module) if isinstance(module, fx.GraphModule) else []
-    ctx = _context(options, occasion or Occasion(training=training), [*inputs, *made])
+    if options.freeze and not isinstance(module, fx.GraphModule) and not torch.is_grad_enabled():
+        training = False  # nobody can look into it: where it is frozen, it is for inference
+    ctx = _context(options, occasion or Occasion(training=training), [*inputs, *made], state)
     try:
+        refuse_under_gradients(ctx)
         with _gpu_of([*inputs, *made]):
             compiled = compile_or_recall(
                 function, inputs, strides, ctx, lambda given: _compile_to_data(function, given, strides, ctx, training)
             )
-            return never_slower(compiled, function, inputs, ctx)
+            return never_slower(_frozen_now(compiled, inputs), function, inputs, ctx)
     except Exception as error:
         if must_be_raised(error, ctx):
             raise
@@ -168,11 +182,16 @@ def _needs_grad(function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
 
 
 def _compile_for_all_sizes(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], fakes: Sequence[Any], options: Options, occasion: Occasion
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    fakes: Sequence[Any],
+    options: Options,
+    occasion: Occasion,
+    state: Mapping[int, str],
 ) -> Callable[..., Any]:
     """One program over symbolic sizes; where some part needs to know them, one for each combination it meets."""
     strides = _eager_strides(graph_module)
-    ctx = _context(options, occasion, [*inputs, *_made(graph_module)])
+    ctx = _context(options, occasion, [*inputs, *_made(graph_module)], state)
 
     def compile(given: Sequence[Any]) -> Made:
         while True:
@@ -189,8 +208,10 @@ def _compile_for_all_sizes(
             ctx.begin_again()
 
     try:
+        refuse_under_gradients(ctx)
         with _gpu_of([*inputs, *_made(graph_module)]):
             compiled = compile_or_recall(graph_module.forward, fakes, strides, ctx, compile)
+            compiled = _frozen_now(compiled, inputs)
             return _but_for_minus_zero(never_slower(compiled, graph_module.forward, fakes, ctx), graph_module, fakes)
     except Exception as error:
         if must_be_raised(error, ctx) and not isinstance(error, (LoweringError, NotConstant)):
@@ -212,7 +233,19 @@ def _but_for_minus_zero(
 
 def _for_sizes(function: Callable[..., Any], args: Sequence[Any], ctx: Context) -> Callable[..., Any]:
     new_sizes = ctx.occasion._replace(why="sizes it had not met, in a graph that is compiled for each combination")
-    return compile_or_leave(function, args, None, ctx.options, new_sizes)
+    # Other sizes will ask for the weights again.
+    options = replace(ctx.options, freeze=True) if ctx.options.freeze == "discard" else ctx.options
+    return compile_or_leave(function, args, None, options, new_sizes, ctx.state)
+
+
+def _frozen_now(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The program with its constants made while it is being compiled: what Dynamo guards is then the parameters as they
+    are afterwards, released or not. Of fakes they are made in the first call."""
+    if isinstance(compiled, FrozenProgram):
+        given = (inputs[place] for place in compiled.recipe.frozen)
+        if not any(isinstance(value, FakeTensor) for value in given):
+            compiled.freeze(inputs)
+    return compiled
 
 
 def _open_sizes(fakes: Sequence[Any]) -> int:

@@ -71,7 +71,8 @@ class Direct:
             seen[:] = [spec]
             return outputs
 
-        return _Compiled(compile_or_leave(flat, tensors, None, self.options), seen)
+        state = dict(enumerate(names, len(tensors) - len(names)))
+        return _Compiled(compile_or_leave(flat, tensors, None, self.options, state=state), seen)
 
     def _run(self, state: dict[str, Any], args: Any, kwargs: Any) -> Any:
         if self.module is None:

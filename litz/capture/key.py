@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -42,8 +42,10 @@ class Uncacheable(Exception):
 
 
 def key_entries(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Machine
-) -> dict[str, str]:
+    graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Machine,
+    state: Collection[int] = (),
+) -> dict[str, str]:  # fmt: skip
+    """`state`: inputs that may be frozen. Their values are no part of the key, since they are none of the code."""
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")
     _refuse_kernels_of_others()
@@ -54,6 +56,8 @@ def key_entries(
     entries |= _inputs(inputs) | _symbols(inputs)
     if str(options.memory_budget).strip().endswith("%"):  # a share of what there is
         entries["target.memory"] = str(target.memory_bytes)
+    if options.freeze:
+        entries["inputs.frozen"] = str(sorted(state))
     return entries | modes_now().entries() | options.cache_key_entries() | target.cache_key_entries() | versions()
 
 

@@ -76,6 +76,8 @@ def never_slower(compiled: Function, function: Function, inputs: Sequence[Any], 
     wanted = ctx.options.never_slower
     if not (ctx.target.races_eager if wanted is None else wanted):
         return compiled
+    if ctx.options.freeze == "discard":
+        return compiled  # eager has nothing to run on
     if ctx.options.verify or ctx.options.fuel is not None:
         return compiled  # what is being looked at is the compiled code
     if torch.get_deterministic_debug_mode():

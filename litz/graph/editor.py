@@ -181,7 +181,7 @@ class Editor:
         if not isinstance(before, torch.Tensor):
             return
         if not _same_strides(before, after):
-            strict = [u for u in seen.users if u.op == "output" or _sees_layouts(u)]
+            strict = [u for u in seen.users if u.op == "output" or sees_layout(u, after)]
         else:
             strict = [] if same_place(before, after) else [u for u in seen.users if counts_in_memory(u)]
         if strict:
@@ -263,7 +263,14 @@ class Editor:
         self.created.clear()
 
 
-def _sees_layouts(node: fx.Node) -> bool:
+# Fused attention of the CPU's follows strides, as long as the numbers of a row lie side by side.
+_FOLLOWS_ROWS = {aten._scaled_dot_product_flash_attention_for_cpu.default}
+
+
+def sees_layout(node: fx.Node, value: torch.Tensor) -> bool:
+    """Whether the call sees how its argument lies, which is like the value."""
+    if node.target in _FOLLOWS_ROWS and size_of(value.stride(-1)) == 1:
+        return False
     if isinstance(node.target, torch._ops.OpOverload):
         return why_it_sees_layouts(node.target) is not None
     return draws(node) or counts_in_memory(node)

@@ -21,6 +21,7 @@ from litz.context import Context
 from litz.errors import source_of
 from litz.graph.alias import base
 from litz.graph.editor import Editor, Refused
+from litz.graph.freeze.frozen import is_frozen
 from litz.graph.match import Found, Matcher, Miss, RuleIndex
 from litz.graph.order import depends_on, sort_stably
 from litz.graph.pattern import Pattern, root_of
@@ -125,6 +126,10 @@ class Match:
     def uniform(self, node: Any) -> Any:
         """The value every element of the node has, if that can be proved, else None."""
         return self.constants.uniform(node)
+
+    def is_frozen(self, node: Any) -> bool:
+        """Whether it is computed of frozen inputs alone: the same at every call."""
+        return isinstance(node, fx.Node) and is_frozen(node, self.constants.frozen)
 
     def miss(self, why: str, node: fx.Node | None = None) -> None:
         """Declines, and says why; `return match.miss(...)`."""

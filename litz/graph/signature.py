@@ -7,13 +7,14 @@ functional graph leaves out: writes to inputs, outputs that share memory, gradie
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Union
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from litz.graph.recipe import Recipe
 from litz.loop.expr import Expr, Size
 from litz.loop.formula import Formula, Measures
 from litz.loop.ir import NumberSource, SizeSource, measure
@@ -259,3 +260,28 @@ class Joint:
     primals: int
     forward_outputs: int  # of the graph's outputs, those before the gradients
     gradient_of: tuple[int, ...]  # the primal each gradient belongs to
+    recipe: Recipe | None = None  # of what is frozen: the constants that are inputs of the graph, and no arguments
+
+
+def without_inputs(signature: Signature, gone: frozenset[int]) -> Signature:
+    """The signature of a function that is not given these inputs. None of them is written to, shares memory with
+    others, or is part of a result."""
+    kept = [i for i in range(len(signature.inputs)) if i not in gone]
+    now = {old: new for new, old in enumerate(kept)}
+
+    def moved(output: Output) -> Output:
+        return replace(output, index=now[output.index]) if output.kind in ("input", "view") else output
+
+    return replace(
+        signature,
+        inputs=tuple(signature.inputs[i] for i in kept),
+        outputs=tuple(map(moved, signature.outputs)),
+        places=_renumbered(tuple(now[p] for p in signature.places if p not in gone)),
+        sizes=tuple(s if s.input is None else replace(s, input=now[s.input]) for s in signature.sizes),
+        floats=tuple(s if s.input is None else replace(s, input=now[s.input]) for s in signature.floats),
+    )
+
+
+def _renumbered(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Empty where each argument is an input of its own."""
+    return () if places == tuple(range(len(places))) else places

@@ -75,11 +75,13 @@ class Constants:
                 # when the call, which does nothing, is rewritten away.
                 node.args[0].meta["literal"] = True
         self._known: dict[fx.Node, torch.Tensor | None] = {}
+        self.frozen: dict[fx.Node, bool] = {}  # which nodes are computed of frozen inputs alone
         self.proofs: dict[Any, Any] = {}  # what rules have found out about constants, by keys of their own
 
     def forget(self) -> None:
         """Called before each round of rewriting: what was unknown may be known now. What was known stays true."""
         self._known = {node: value for node, value in self._known.items() if value is not None}
+        self.frozen = {node: True for node, value in self.frozen.items() if value}
 
     def uniform(self, value: Any) -> Any:
         """The one number all elements equal, or None."""

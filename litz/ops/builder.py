@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Union
 
 import torch
@@ -41,8 +42,10 @@ from litz.loop.ir import (
     View,
     contiguous,
 )
+from litz.loop.panels import Panels, panels
 from litz.loop.reach import outside
 from litz.loop.scalar import BOOL, SCALARS
+from litz.ops.held import Held, InPanels
 from litz.ops.sizes import symbolic_float, symbolic_size
 
 Point = tuple[Expr, ...]  # one index an axis of a tensor
@@ -265,6 +268,8 @@ class Builder:
         self.numbers: dict[str, Formula] = {}  # floats known only at run time that any step reads
         self.steps: list[Step] = []
         self.node: fx.Node | None = None  # the operator being lowered
+        self.constants: list[torch.Tensor | Held | InPanels] = []  # values of the inputs that follow the user's own
+        self.constant_names: list[str] = []
         self._storage_offset: dict[str, Expr] = {}
 
     # -- buffers ------------------------------------------------------------------------------
@@ -292,6 +297,33 @@ class Builder:
         self.buffers[name] = Buffer(name, dtype, numel(dims))
         self._storage_offset[name] = ZERO
         return View(name, dtype, dims, contiguous(dims))
+
+    def constant(self, fake: torch.Tensor, value: torch.Tensor | Held) -> View:
+        name = f"const{len(self.constants)}"
+        self.constants.append(value)
+        self.constant_names.append(name)
+        return self.allocate(fake, "input", name)
+
+    def packed(self, matrix: View, lanes: int) -> tuple[Panels, str] | None:
+        """A matrix of lines by steps by columns in panels, and the buffer that holds it so; None where it is no
+        constant whose value comes with the call."""
+        if matrix.buffer not in self.constant_names:
+            return None
+        held = self.constants[self.constant_names.index(matrix.buffer)]
+        if not isinstance(held, Held):
+            return None
+        *lines, steps, columns = (size.int for size in matrix.sizes)
+        found = panels(prod(lines), steps, columns, lanes)
+        sizes, strides = (tuple(e.int for e in part) for part in (matrix.sizes, matrix.strides))
+        packed = InPanels(held.number, sizes, strides, matrix.offset.int, found)
+        if packed in self.constants:
+            return found, self.constant_names[self.constants.index(packed)]
+        name = f"const{len(self.constants)}"
+        self.constants.append(packed)
+        self.constant_names.append(name)
+        self.buffers[name] = Buffer(name, matrix.dtype, expr(found.size), "input")
+        self._storage_offset[name] = ZERO
+        return found, name
 
     def window(self, base: View, fake: torch.Tensor) -> View:
         """Another window on `base`'s buffer, as `fake` describes it."""

@@ -6,7 +6,7 @@ are one axis, a line. Depthwise windows are plain sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type
-from litz.loop.expr import ONE, ZERO, expr
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
@@ -33,25 +33,31 @@ def convolution(
     settings = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
     if bias is not None and not b.ctx.target.convolves_with_bias:
         return _with_bias(b, node, b.library(node, (x, weight, None, *settings), {}), bias)
-    library = (x, weight, bias, *settings)
-    spatial = len(x.sizes) - 2
+    form = form_of(b, node.meta["val"], x, weight, settings)
+    if form is None:
+        return b.library(node, (x, weight, bias, *settings), {})
+    window = window_of(weight, stride, padding, dilation)
+    return _FORMS[form](b, node, x, weight, bias, window)
+
+
+def form_of(b: Builder, fake: torch.Tensor, x: View, weight: View, settings: tuple[Any, ...]) -> str | None:
+    """How the convolution is generated; None if it is the library's."""
+    stride, padding, dilation, transposed, _, groups = settings
     fixed = all(s.is_int for s in (*x.sizes, *weight.sizes))
-    if transposed or spatial < 1 or not fixed or not b.ctx.target.generates_products:
-        return b.library(node, library, {})
-    fake = node.meta["val"]
+    if transposed or len(x.sizes) < 3 or not fixed or not b.ctx.target.generates_products:
+        return None
     out_shape = [expr(int(s)) for s in fake.shape]
     window = window_of(weight, stride, padding, dilation)
     rows = numel([out_shape[0], *out_shape[2:]])
     if groups == 1 and window.is_point and matmul.is_small(b, x.dtype, rows, weight.sizes[0], weight.sizes[1]):
-        return _dense(b, node, x, weight, bias, window)
+        return "few rows"
     if groups == 1 and matmul.pays(b, x.dtype, rows, weight.sizes[0], numel(weight.sizes[1:])):
         if _gathers_whole_vectors(b, x, fake, weight, window):
-            return _dense(b, node, x, weight, bias, window)
+            return "dense"
         if _gathers_lines(b, x, weight, window):
-            return _of_lines(b, node, x, weight, bias, window)
-    if is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32":
-        return _depthwise(b, node, x, weight, bias, window)
-    return b.library(node, library, {})
+            return "lines"
+    is_plain = is_depthwise(x, weight, groups) and x.strides[1] is ONE and x.dtype == "f32"
+    return "depthwise" if is_plain else None
 
 
 def _with_bias(b: Builder, node: fx.Node, out: View, bias: View) -> View:
@@ -99,12 +105,7 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     """Channels that are no whole vectors (an image's three): the sum runs over the window's lines and along them."""
     channels, across = weight.sizes[1], weight.sizes[-1]
     outer = weight.sizes[2:-1]
-    taps = b.scratch((*outer, across * channels, weight.sizes[0]), weight.dtype)
-    space, body = Space(), Body()
-    *k, column, c, o = space.over((*outer, across, channels, weight.sizes[0]))
-    body.store(taps, (*k, column * channels + c, o), body.load(weight, (o, c, *k, column)))
-    b.emit(space, body)
-
+    taps = _lines_of(b, weight)
     lines = replace(
         x, sizes=(x.sizes[0], *x.sizes[2:-1], x.sizes[-1] * channels), strides=(x.strides[0], *x.strides[2:-1], ONE)
     )
@@ -116,11 +117,32 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     *rows, start = window.at(place, (*k, ZERO))
     seen = (*rows, start * channels + along)
     image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
-    total = over(space, body, "sum", image * body.load(taps, (*k, along, o)))
+    total = over(space, body, "sum", image * _tap(b, body, taps, k, along, o))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
-def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
+def _lines_of(b: Builder, weight: View) -> View:
+    """The weight by outer places of the window, the places along a line, and output channels; these lie innermost."""
+    count, channels, across, outer = weight.sizes[0], weight.sizes[1], weight.sizes[-1], weight.sizes[2:-1]
+    sizes = (*outer, across * channels, count)
+    if weight.strides[0] is ONE and weight.strides[1] == count and weight.strides[-1] == channels * count:
+        return replace(weight, sizes=sizes, strides=(*weight.strides[2:-1], count, ONE))
+    taps = b.scratch(sizes, weight.dtype)
+    space, body = Space(), Body()
+    *k, column, c, o = space.over((*outer, across, channels, count))
+    body.store(taps, (*k, column * channels + c, o), body.load(weight, (o, c, *k, column)))
+    b.emit(space, body)
+    return taps
+
+
+def _of_few_rows(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
+    """Fed straight from memory: weights are read once, as they lie."""
+    return _dense(b, node, x, weight, bias, window, packs=False)
+
+
+def _dense(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, packs: bool = True
+) -> View:
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     n, o, *place = space.over(out.sizes, out.strides)
@@ -131,17 +153,41 @@ def _dense(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, 
         c = space.reduce_over(weight.sizes[1])
         k = window.walk(space, place, x.sizes[2:])
     seen = window.load(body, x, (n, c), place, k)
-    total = over(space, body, "sum", seen * body.load(weight, (o, c, *k)))
+    factor = _weight(b, body, x, weight, o, c, k) if packs else body.load(weight, (o, c, *k))
+    total = over(space, body, "sum", seen * factor)
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
+def _weight(b: Builder, body: Body, x: View, weight: View, o: Expr, c: Expr, k: Sequence[Expr]) -> Val:
+    """An element of the weight; of a frozen one, where it lies packed, along what is contiguous in the image."""
+    order = [*range(2, len(weight.sizes)), 1] if x.strides[1] is ONE else [1, *range(2, len(weight.sizes))]
+    matrix = replace(
+        weight, sizes=tuple(weight.sizes[d] for d in (*order, 0)), strides=tuple(weight.strides[d] for d in (*order, 0))
+    )
+    *lines, step = [(c, *k)[d - 1] for d in order]
+    return _tap(b, body, matrix, lines, step, o)
+
+
+def _tap(b: Builder, body: Body, matrix: View, lines: Sequence[Expr], step: Expr, o: Expr) -> Val:
+    line = ZERO
+    for index, size in zip(lines, matrix.sizes[:-2], strict=True):
+        line = line * size + index
+    packed = matmul.packed_columns(b, body, matrix, step, o, line)
+    return body.load(matrix, (*lines, step, o)) if packed is None else packed
+
+
 def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
-    # The weight is laid out channels last first, so that a vector of channels is one load.
-    taps = b.scratch((*weight.sizes[2:], weight.sizes[0]), weight.dtype)
-    space, body = Space(), Body()
-    *k, c = space.over(taps.sizes)
-    body.store(taps, (*k, c), body.load(weight, (c, expr(0), *k)))
-    b.emit(space, body)
+    # The weight is laid out channels last, so that a vector of channels is one load.
+    if weight.strides[0] is ONE:
+        taps = replace(
+            weight, sizes=(*weight.sizes[2:], weight.sizes[0]), strides=(*weight.strides[2:], weight.strides[0])
+        )
+    else:
+        taps = b.scratch((*weight.sizes[2:], weight.sizes[0]), weight.dtype)
+        space, body = Space(), Body()
+        *k, c = space.over(taps.sizes)
+        body.store(taps, (*k, c), body.load(weight, (c, expr(0), *k)))
+        b.emit(space, body)
 
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
@@ -159,3 +205,10 @@ def _emit(b: Builder, space: Space, body: Body, out: View, point: Point, total: 
     body.store(out, point, total)
     b.emit(space, body)
     return out
+
+
+_FORMS: dict[str, Callable[..., View]] = {
+    "few rows": _of_few_rows, "dense": _dense, "lines": _of_lines, "depthwise": _depthwise,
+}  # fmt: skip
+# Forms that read the weight a vector of output channels at a time, from where it lies.
+READS_OUTPUT_CHANNELS = ("lines", "depthwise")

@@ -21,7 +21,7 @@ from litz.errors import CaptureError, LitzError, LoweringError, source_of
 from litz.loop.dtype import from_torch
 from litz.loop.expr import ONE, Size
 from litz.loop.formula import Formula
-from litz.loop.ir import Buffer, NumberSource, Program, SizeSource, View, numbers
+from litz.loop.ir import Buffer, NumberSource, Program, SizeSource, View, numbers, views
 from litz.loop.operator import returns_view
 from litz.loop.text import program_exprs
 from litz.ops import (  # noqa: F401  (each registers its rows)
@@ -64,6 +64,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     view_copy,
 )  # fmt: skip
 from litz.ops.builder import Builder, DoesNotFit, dtype_of, operand
+from litz.ops.held import CONSTANT, Held, InPanels
 from litz.ops.here import why_not_here
 from litz.ops.refused import is_refused
 from litz.ops.registry import IN_ORDER, LOWERINGS, lowering_of
@@ -87,7 +88,7 @@ _RESHAPED = {
 @dataclass(frozen=True)
 class Lowered:
     program: Program
-    constants: tuple[torch.Tensor, ...]  # values of the inputs that follow the user's own
+    constants: tuple[torch.Tensor | Held | InPanels, ...]  # values of the inputs that follow the user's own
 
 
 def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
@@ -95,13 +96,13 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     builder = Builder(ctx)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
-    constants: list[torch.Tensor] = []
-    constant_names: list[str] = []
     outputs: tuple = ()
     given: list[Any] = []
     for node in graph_module.graph.nodes:
         builder.node = node
-        if node.op == "placeholder":
+        if node.op == "placeholder" and CONSTANT in node.meta:
+            env[node] = builder.constant(node.meta["val"], Held(node.meta[CONSTANT]))
+        elif node.op == "placeholder":
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
                 held = number_held(value)
@@ -116,17 +117,25 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
             tensor = _attribute(graph_module, str(node.target))
             if not isinstance(tensor, torch.Tensor):
                 raise LoweringError(f"{node.target} is a {type(tensor).__name__}, not a tensor", node=node.name)
-            name = f"const{len(constants)}"
-            env[node] = builder.allocate(node.meta.get("val", tensor), "input", name)
-            constants.append(tensor)
-            constant_names.append(name)
+            env[node] = builder.constant(node.meta.get("val", tensor), tensor)
         elif node.op == "output":
             outputs = builder.freeze(fx.node.map_arg(node.args[0], lambda n: env[n]))
         else:
             env[node] = _lower_node(builder, node, env)
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    program = Program(builder.buffers, (*inputs, *constant_names), tuple(outputs), tuple(builder.steps))
-    return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants))
+    constants = _constants_read(builder, outputs)
+    program = Program(builder.buffers, (*inputs, *constants), tuple(outputs), tuple(builder.steps))
+    return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants.values()))
+
+
+def _constants_read(builder: Builder, outputs: Any) -> dict[str, torch.Tensor | Held | InPanels]:
+    """Those that a step reads, or the caller gets: what is packed is not read as it was."""
+    read = {name for step in builder.steps for name in (*step.reads, *step.writes)}
+    read |= {view.buffer for view in views(outputs)}
+    constants = dict(zip(builder.constant_names, builder.constants, strict=True))
+    for name in constants.keys() - read:
+        del builder.buffers[name]
+    return {name: value for name, value in constants.items() if name in read}
 
 
 def _numbers_of_host(graph_module: fx.GraphModule) -> set[fx.Node]:

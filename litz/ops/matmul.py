@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from litz.loop.dtype import compute_type, is_float
-from litz.loop.expr import ZERO, Expr
+from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
 from litz.ops.builder import Body, Builder, Space, Val, broadcast
 from litz.ops.norm import over
@@ -59,10 +59,23 @@ def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None
     point = space.over(out.sizes, out.strides)
     k = space.reduce_over(x.sizes[-1])
     *batch, m, n = point
-    total = over(space, body, "sum", body.load(x, (*batch, m, k)) * body.load(y, (*batch, k, n)))
+    packed = None if batch else packed_columns(b, body, y, k, n)
+    column = body.load(y, (*batch, k, n)) if packed is None else packed
+    total = over(space, body, "sum", body.load(x, (*batch, m, k)) * column)
     body.store(out, point, total if finish is None else finish(body, point, total))
     b.emit(space, body)
     return out
+
+
+def packed_columns(b: Builder, body: Body, y: View, step: Expr, column: Expr, line: Expr = ZERO) -> Val | None:
+    """An element of a matrix (or of lines of one) of frozen columns, read where the micro-kernel has it: packed when
+    the program's constants are made, and not at each call. None where the columns are not frozen."""
+    found = b.packed(y, b.ctx.target.lanes(4))
+    if found is None:
+        return None
+    panels, name = found
+    memory = View(name, y.dtype, (expr(panels.size),), (ONE,))
+    return body.load(memory, (panels.at(line, step, column),))
 
 
 @lowers(aten.mm.default)

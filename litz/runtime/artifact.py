@@ -7,15 +7,19 @@ and loaded there (`executable.py` runs them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import HostPlan
+from litz.graph.recipe import Recipe
 from litz.graph.signature import Signature, Training
 from litz.loop.formula import Formula
+from litz.ops.held import Held, InPanels
 from litz.report import Built, Told
+from litz.runtime.in_panels import in_panels
 from litz.target import Machine
 
 
@@ -23,10 +27,21 @@ from litz.target import Machine
 class Artifact:
     plan: HostPlan
     objects: tuple[bytes, ...]  # object code: the kernels, each in a file of its own, then the host functions
-    constants: tuple[torch.Tensor, ...]  # the plan's last inputs
+    # The plan's last inputs; `with_constants` puts tensors in for all.
+    constants: tuple[torch.Tensor | Held | InPanels, ...]
     target: Machine
     built: Built  # what the report says of it
     kernels: tuple[GpuCode, ...] = ()  # where they are a GPU's: in the order in which host functions number them
+
+    def with_constants(self, values: Sequence[torch.Tensor]) -> Artifact:
+        """`values`: what the recipe gives, in its order."""
+
+        def value(constant: torch.Tensor | Held | InPanels) -> torch.Tensor:
+            if isinstance(constant, InPanels):
+                return in_panels(values[constant.number], constant)
+            return values[constant.number] if isinstance(constant, Held) else constant
+
+        return replace(self, constants=tuple(map(value, self.constants)))
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class Compiled:
     signature: Signature
     forward: Artifact
     training: Training | None = None
+    recipe: Recipe | None = None  # where it is frozen: how its constants come about, and which arguments are left
 
 
 @dataclass(frozen=True)

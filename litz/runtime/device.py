@@ -107,9 +107,7 @@ class Gpu:
         return Recorder(self._index)
 
 
-def device_for(
-    target: Machine, slots: Mapping[str, int], tensors: Sequence[Any], gpu: int | None = None
-) -> Cpu | Gpu:
+def device_for(target: Machine, slots: Mapping[str, int], tensors: Sequence[Any], gpu: int | None = None) -> Cpu | Gpu:
     """`tensors`: of the first call, or the constants; they say which GPU where the number is not given."""
     if not isinstance(target, GpuTarget):
         return Cpu()

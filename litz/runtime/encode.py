@@ -24,12 +24,15 @@ import torch
 from litz.codegen.gpu_code import GpuCode
 from litz.codegen.plan import Dropped, HostPlan, Item, Native
 from litz.errors import CacheError
+from litz.graph.recipe import Argument, Computed, Constant, Recipe, Step
 from litz.graph.signature import Base, Input, Output, Signature, Tangent, Training, ViewStep, Window
 from litz.loop.expr import Atom, Expr, FloorDiv, Mod, Size, constant, expr
 from litz.loop.formula import FUNCTIONS, Formula
 from litz.loop.ir import Buffer, Call, Number, NumberSource, SizeSource, View
 from litz.loop.operator import operator_named
-from litz.report import Built, Fallback, Firing, Memory, NearMiss, Occasion, Told
+from litz.loop.panels import Panels
+from litz.ops.held import Held, InPanels
+from litz.report import Built, Fallback, Firing, Freezing, Memory, NearMiss, Occasion, Stays, Told
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.layout import extent, on_device
 from litz.schedule.memory import Apart
@@ -39,9 +42,10 @@ from litz.target import GpuTarget, Target
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (
-        Apart, Artifact, Base, Buffer, Built, Call, Compiled, Dropped, Fallback, Firing, GpuCode, GpuTarget, HostPlan,
-        Input, Item, Kept, Memory, Native, NearMiss, Number, NumberSource, Occasion, Output, Signature, SizeSource,
-        Span, Tangent, Target, Told, Training, View, ViewStep, Window,
+        Apart, Argument, Artifact, Base, Buffer, Built, Call, Compiled, Computed, Constant, Dropped, Fallback, Firing,
+        Freezing, GpuCode, GpuTarget, Held, HostPlan, InPanels, Input, Item, Kept, Memory, Native, NearMiss,
+        Number, NumberSource, Occasion, Output, Panels, Recipe, Signature, SizeSource, Span, Stays, Step, Tangent,
+        Target, Told, Training, View, ViewStep, Window,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]
@@ -50,7 +54,9 @@ _PLAIN = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 
 def register(*records: type) -> None:
     """More data types that may be written and read."""
-    RECORDS.update((record.__name__, record) for record in records)
+    for record in records:
+        known = RECORDS.setdefault(record.__name__, record)
+        assert known is record, f"two records are called {record.__name__}, by which they are read"
 
 
 class Unwritable(CacheError):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from litz.graph.cse import merge_equal_calls
+from litz.graph.freeze.frozen import FROZEN
 from litz.graph.rewrite import apply_rules
 from litz.graph.rules.constants import fold_constants
 from litz.graph.rules.conv_bn import CONV_BN
@@ -226,16 +227,8 @@ def conv_bn_graph(frozen: bool):
 
     graph = capture(function, [image, *(w.detach() for w in weights)])
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    if frozen:
-        for position, (node, weight) in enumerate(zip(placeholders[1:], weights, strict=True)):
-            graph.register_buffer(f"_frozen{position}", weight.detach())
-            with graph.graph.inserting_before(node):
-                new = graph.graph.get_attr(f"_frozen{position}")
-            new.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(new)
-            graph.graph.erase_node(node)
-        graph.recompile()
-        return graph, [image]
+    for node in placeholders[1:] if frozen else ():
+        node.meta[FROZEN] = True
     return graph, [image, *(w.detach() for w in weights)]
 
 

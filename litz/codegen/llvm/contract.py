@@ -25,8 +25,9 @@ from litz.codegen.llvm.rendered import TRAILING, Rendered
 from litz.codegen.llvm.writer import Module, Operand, Writer
 from litz.codegen.rows import volume
 from litz.loop.contraction import Contraction
-from litz.loop.expr import Axis, Expr
+from litz.loop.expr import ZERO, Axis, Expr, expr
 from litz.loop.ir import Buffer, Kernel, Load, Store, definitions_for
+from litz.loop.panels import Panels, panels
 from litz.target import Target
 
 _RUN = (32, 128)  # products summed in one go: rounding errors grow with the root, the time with the inverse
@@ -34,6 +35,23 @@ _MULTIPLY, _PACK = 1.15, 0.37  # cycles, measured: of a vector of products, of a
 # Of the second cache: packed columns, which stream from the one behind it, a panel at a time; packed rows, which stay
 # in it beside a panel.
 _COLUMNS, _ROWS = Fraction(1), Fraction(5, 16)
+
+
+def packed_panels(found: Contraction, kernel: Kernel, target: Target) -> Panels | None:
+    """How the columns lie, if that is as the micro-kernel reads them: constants are packed when they are made."""
+    inner = inner_axis(kernel, found)
+    outer = tuple(axis for axis in kernel.reduced if axis != inner)
+    if len(found.columns) != 1 or found.batch or found.right.mask is not None:
+        return None
+    sizes = [axis.size for axis in (*outer, inner, *found.columns)]
+    if not all(size.is_int for size in sizes):
+        return None
+    line = ZERO
+    for axis in outer:
+        line = line * axis.size + expr(axis)
+    (column,) = found.columns
+    made = panels(volume(outer).int, inner.size.int, column.size.int, microkernel.tiles(target)[0].lanes)
+    return made if found.right.index == made.at(line, expr(inner), expr(column)) else None
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Shape:
     blocks: int
     stretches: int  # shares of the rows
     group: int  # tiles in a group of rows
+    packed: bool = False  # the columns, already
 
     @property
     def panels(self) -> int:
@@ -68,7 +87,8 @@ class Shape:
 
     @property
     def workspace(self) -> int:
-        floats = self.block * self.panel_floats + self.group * self.tile_floats + self.tile.rows * self.tile.columns
+        columns = 0 if self.packed else self.block * self.panel_floats
+        floats = columns + self.group * self.tile_floats + self.tile.rows * self.tile.columns
         return 4 * floats + 4096
 
 
@@ -77,7 +97,8 @@ def cycles(found: Contraction, kernel: Kernel, target: Target) -> float:
     tile = microkernel.tiles(target)[-1]
     rows, columns, depth = (volume(axes).hint for axes in (found.rows, found.columns, kernel.reduced))
     whole = (-(-n // step) * step for n, step in ((rows, tile.rows), (columns, tile.columns)))
-    return volume(found.batch).hint * depth * (_MULTIPLY * prod(whole) / tile.lanes + _PACK * (rows + columns))
+    packs = rows if packed_panels(found, kernel, target) is not None else rows + columns
+    return volume(found.batch).hint * depth * (_MULTIPLY * prod(whole) / tile.lanes + _PACK * packs)
 
 
 def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Shape:
@@ -85,13 +106,14 @@ def plan(found: Contraction, kernel: Kernel, inner: Axis, target: Target) -> Sha
     rows, columns = volume(found.rows), volume(found.columns).int
     lanes = tile.lanes
     depth = volume(kernel.reduced).int // inner.size.int * (-(-inner.size.int // lanes) * lanes)
-    panels = -(-columns // tile.columns)
-    block = max(1, min(panels, int(_COLUMNS * target.l2_bytes) // (4 * depth * tile.columns)))
-    blocks = -(-panels // block)
-    block = -(-panels // blocks)  # even blocks
+    count = -(-columns // tile.columns)
+    block = max(1, min(count, int(_COLUMNS * target.l2_bytes) // (4 * depth * tile.columns)))
+    blocks = -(-count // block)
+    block = -(-count // blocks)  # even blocks
     group = max(1, min(8, int(_ROWS * target.l2_bytes) // (4 * depth * tile.rows)))
     stretches = min(target.threads, max(1, rows.hint // tile.rows)) if target.threads > 1 else 1
-    return Shape(volume(found.batch), rows, columns, depth, tile, block, -(-panels // block), stretches, group)
+    packed = packed_panels(found, kernel, target) is not None
+    return Shape(volume(found.batch), rows, columns, depth, tile, block, -(-count // block), stretches, group, packed)
 
 
 def render(
@@ -157,9 +179,9 @@ class _Renderer:
 
     def run(self) -> tuple[Rendered, tuple[Tile, ...]]:
         w, shape = self.w, self.shape
-        tiles_at = 4 * shape.block * shape.panel_floats
+        tiles_at = 0 if shape.packed else 4 * shape.block * shape.panel_floats
         scratch_at = tiles_at + 4 * shape.group * shape.tile_floats
-        self.packed_columns = "%work"
+        self.packed_columns = self.frame.pointers[self.found.right.buffer] if shape.packed else "%work"
         self.packed_rows = w.let(f"getelementptr i8, ptr %work, i64 {tiles_at}", "p")
         self.scratch = w.let(f"getelementptr i8, ptr %work, i64 {scratch_at}", "p")
         packed = w.slot("i64", 8)  # which block's columns are packed
@@ -173,11 +195,12 @@ class _Renderer:
             self._bind(self.found.batch, batch)
             first_panel = w.mul(w.let(f"urem i64 {block}, {shape.blocks}"), str(shape.block))
             last_panel = w.minimum(w.add(first_panel, str(shape.block)), str(shape.panels))
-            old = w.let(f"load i64, ptr {packed}")
-            with w.when(w.let(f"icmp ne i64 {old}, {block}")):
-                with w.loop(first_panel, last_panel) as panel:
-                    self._pack_panel(panel, first_panel)
-                w.emit(f"store i64 {block}, ptr {packed}")
+            if not shape.packed:
+                old = w.let(f"load i64, ptr {packed}")
+                with w.when(w.let(f"icmp ne i64 {old}, {block}")):
+                    with w.loop(first_panel, last_panel) as panel:
+                        self._pack_panel(panel, first_panel)
+                    w.emit(f"store i64 {block}, ptr {packed}")
             self._rows(stretch, first_panel, last_panel)
             self.frame = outer
         w.emit("ret void")
@@ -390,7 +413,8 @@ class _Renderer:
         w, shape = self.w, self.shape
         self.called[tile] = None
         a = w.let(f"getelementptr float, ptr {self.packed_rows}, i64 {w.mul(position, str(shape.tile_floats))}", "p")
-        place = w.mul(w.let(f"sub i64 {panel}, {first_panel}"), str(shape.panel_floats))
+        here = panel if shape.packed else w.let(f"sub i64 {panel}, {first_panel}")
+        place = w.mul(here, str(shape.panel_floats))
         b = w.let(f"getelementptr float, ptr {self.packed_columns}, i64 {place}", "p")
         size, padded = self.inner.size.int, self._padded_inner()
         # Padding at the end is left out; where each line has some, a line is multiplied at a time.

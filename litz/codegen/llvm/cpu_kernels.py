@@ -117,6 +117,8 @@ class CpuKernels:
         around = (buffers, self.target, module, UNNAMED, self.sizes)
         product = contraction(kernel)
         tile = None if flat else tiling(kernel, self.target)
+        if product is not None and contract.packed_panels(product, kernel, self.target) is not None:
+            tile = None  # it lies as only the micro-kernel reads it
         packed = math.inf if product is None else contract.cycles(product, kernel, self.target)
         if tile is not None and tile.cycles < packed:
             rendered = tiles.render(kernel, tile, *around)

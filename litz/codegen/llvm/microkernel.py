@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from litz.loop.panels import PANEL_VECTORS
 from litz.target import Target
-
-PANEL_VECTORS = 2  # vectors of columns in a panel
 
 
 @dataclass(frozen=True)
