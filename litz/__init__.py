@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
         VerifyError,
     )
-    from litz.frontdoor import compile
+    from litz.frontdoor import compile, jvp
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule
     from litz.options import Options
@@ -37,6 +37,7 @@ _HOME = {
     "load": "litz.aot.load",
     "Loaded": "litz.aot.load",
     "compile": "litz.frontdoor",
+    "jvp": "litz.frontdoor",
     "explain_match": "litz.debug.explain_match",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
@@ -77,6 +78,7 @@ __all__ = [
     "compile",
     "eager",
     "explain_match",
+    "jvp",
     "last_report",
     "load",
     "register_replacement",
