@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from litz.aot.compile import aot_compile
     from litz.aot.load import Loaded, load
     from litz.debug.explain_match import explain_match
+    from litz.debug.ts_compile import ts_compile
     from litz.errors import (
         CacheError,
         CallError,
@@ -39,6 +40,7 @@ _HOME = {
     "compile": "litz.frontdoor",
     "jvp": "litz.frontdoor",
     "explain_match": "litz.debug.explain_match",
+    "ts_compile": "litz.debug.ts_compile",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
     "last_report": "litz.report",
@@ -84,6 +86,7 @@ __all__ = [
     "register_replacement",
     "reports",
     "rule",
+    "ts_compile",
 ]
 
 
