@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from litz.aot.compile import aot_compile
     from litz.aot.load import Loaded, load
+    from litz.debug.debug_compile import debug_compile
     from litz.debug.explain_match import explain_match
     from litz.debug.ts_compile import ts_compile
     from litz.errors import (
@@ -39,6 +40,7 @@ _HOME = {
     "Loaded": "litz.aot.load",
     "compile": "litz.frontdoor",
     "jvp": "litz.frontdoor",
+    "debug_compile": "litz.debug.debug_compile",
     "explain_match": "litz.debug.explain_match",
     "ts_compile": "litz.debug.ts_compile",
     "register_replacement": "litz.graph.replacement",
@@ -78,6 +80,7 @@ __all__ = [
     "__version__",
     "aot_compile",
     "compile",
+    "debug_compile",
     "eager",
     "explain_match",
     "jvp",

@@ -156,4 +156,5 @@ class Context:
             target=str(self.target),
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,
+            spent=tuple(self.spent),
         )

@@ -100,6 +100,7 @@ class Report:
     target: str = ""
     fuel_left: int | None = None
     last_spent: str | None = None
+    spent: tuple[str, ...] = ()  # all of them, in order, where fuel is counted
 
     @property
     def launches(self) -> int:
