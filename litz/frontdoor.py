@@ -53,9 +53,12 @@ def jvp(
     if torch.compiler.is_compiling():
         return lambda primals, tangents: torch.func.jvp(function, primals, tangents, has_aux=has_aux)
 
-    from litz.capture.forward_mode import as_primals_lie, derivative_of
+    from litz.capture.forward_mode import as_primals_lie, derivative_of, or_as_written
 
-    compiled = compile(derivative_of(function, has_aux), fullgraph=fullgraph, dynamic=dynamic, **options)
+    written = derivative_of(function, has_aux)
+    compiled = compile(written, fullgraph=fullgraph, dynamic=dynamic, **options)
+    if not fullgraph:
+        compiled = or_as_written(compiled, written, Options.parse(options))
 
     def derivative(primals: Any, tangents: Any) -> Any:
         if torch.compiler.is_compiling():

@@ -9,6 +9,8 @@ Dynamo does not guard it, so it is asked at each call, and the user's own functi
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -18,9 +20,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from litz.capture.leave import warn_once
+from litz.capture.leave import left_to_eager, warn_once
+from litz.context import Context
 from litz.errors import CallError
 from litz.graph.rewrite import place_of
+from litz.options import Options
+from litz.report import Occasion
+from litz.target import detect
 
 INSTEAD = "litz.jvp(f)(primals, tangents) compiles a function together with its derivative"
 
@@ -49,6 +55,48 @@ def derivative_of(function: Callable[..., Any], has_aux: bool) -> Callable[..., 
     if file and not file.startswith(str(Path(torch.__file__).parent)):
         code = code.replace(co_filename=file, co_firstlineno=line)
     return FunctionType(code, made.__globals__, code.co_name, None, made.__closure__)
+
+
+def or_as_written(compiled: Callable[..., Any], written: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    """`compiled`, or, once Dynamo could not capture it, what was written, and word of it: inside of a derivative Dynamo
+    raises what elsewhere breaks a graph, such as a look at data."""
+    left: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if left:
+            return left[0](*args)
+        try:
+            return compiled(*args)
+        except Exception as error:
+            if not _is_dynamos(error):
+                raise
+            why = f"Dynamo does not capture the derivative: {str(error).strip().splitlines()[0]}"
+            _let_go(error)
+        result = written(*args)  # which may raise what Dynamo has met; nothing of it has run so far
+        code = written.__code__
+        occasion = Occasion(f"{code.co_filename}:{code.co_firstlineno}")
+        left.append(left_to_eager(written, why, Context(options, detect(options.threads), occasion=occasion)))
+        return result
+
+    return run
+
+
+def _let_go(error: BaseException | None) -> None:
+    """The frames of a capture that failed half-way hold switches of the thread, which put back what they found when
+    they are collected: now, while what they put back can be undone, and not in the middle of something else."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+
+
+def _is_dynamos(error: Exception) -> bool:
+    """Whether Dynamo says it of itself, and not of its backend."""
+    known = sys.modules.get("torch._dynamo.exc")
+    if known is None or isinstance(error, known.BackendCompilerFailed):
+        return False
+    return isinstance(error, known.TorchDynamoException)
 
 
 def as_primals_lie(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
@@ -127,4 +175,4 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
-__all__ = ["INSTEAD", "as_primals_lie", "carries_tangents", "derivative_of", "runs_as_written"]
+__all__ = ["INSTEAD", "as_primals_lie", "carries_tangents", "derivative_of", "or_as_written", "runs_as_written"]

@@ -152,6 +152,31 @@ def test_a_break_in_the_function_is_eager_s_affair() -> None:
         litz.jvp(broken, fullgraph=True)((x,), (x,))
 
 
+def test_what_dynamo_cannot_capture_runs_as_written_and_is_said_once() -> None:
+    def looks(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return torch.quantile(x, q)  # whose check of `q` looks at it
+
+    x, q = given((7,))[0], torch.tensor(0.3)
+    made = litz.jvp(looks)
+
+    def run() -> None:
+        for _ in range(2):
+            same(made((x, q), (x, q)), torch.func.jvp(looks, (x, q), (x, q)))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        (report,) = [report for report in reports_of(run) if report.left_to_eager]
+    assert "Dynamo does not capture the derivative" in report.left_to_eager and __file__ in report.title
+    (warning,) = [w for w in said if "left to eager" in str(w.message)]
+    assert warning.filename == __file__
+
+
+def test_what_the_function_raises_is_raised() -> None:
+    x, y = given((3,), (4,))
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(3\) must match"):
+        litz.jvp(torch.mul)((x, y), (x, y))
+
+
 # -- how tangents lie ----------------------------------------------------------------------------
 def test_a_tangent_that_lies_as_its_primal_is_used_as_it_is() -> None:
     made = litz.jvp(lambda x: x)

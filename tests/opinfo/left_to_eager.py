@@ -23,6 +23,7 @@ _SIZE = "Dynamo makes no graph of it where sizes vary, whatever the backend"
 _SPARSE = "sparse tensors are not compiled"
 _PIECES = "an operator in it looks at data, and the pieces around that one would cost more than they save"
 _STORAGE = "it counts from the start of the storage, which the compiled code does not see"
+_WHOLE = "it looks at data, and a derivative is not cut in pieces around that"
 _READ_AS = "its result is memory of an input, read as another type, and autograd's record of that cannot be made anew"
 
 _OF_DYNAMO = dict.fromkeys(("histogram", "histogramdd", "resize_", "resize_as_"), _SIZE)
@@ -67,7 +68,11 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
-    "jvp": {},
+    "jvp": {
+        "as_strided.partial_views": _STORAGE,
+        "nanquantile": _WHOLE,
+        "quantile": _WHOLE,
+    },
     "symbolic": {
         **dict.fromkeys(("as_strided", "as_strided_copy", "as_strided_scatter"), _STORAGE),
         "geqrf": _DYNAMO,
@@ -91,7 +96,9 @@ SOME_LEFT: dict[str, dict[str, str]] = {
     "grad": {
         "index_fill": _UNIQUE,
     },
-    "jvp": {},
+    "jvp": {
+        "narrow": _WHOLE,  # from where a tensor says
+    },
     "symbolic": {
         "__getitem__": _DYNAMO,  # by a mask
         "as_strided.partial_views": _STORAGE,

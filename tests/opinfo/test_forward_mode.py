@@ -6,7 +6,6 @@ The sweep has every sample: `python -m tests.opinfo.sweep --dtype jvp-float32`.
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ import torch
 import litz
 from tests.opinfo.check import check, judged
 from tests.opinfo.left_to_eager import may_be_left
-from tests.opinfo.samples import Case, Derivative, forwards, has_forward_mode
+from tests.opinfo.samples import Case, forwards, has_forward_mode
 from tests.opinfo.test_slice import ENTRIES, OPERATORS, SMALL
+from tests.opinfo.through_dynamo import by_litz_jvp
 
 FORWARD = [name for name in OPERATORS if has_forward_mode(ENTRIES[name], "float32")]
 
@@ -36,16 +36,6 @@ def test_tangents_agree_with_eager(name: str) -> None:
     assert result.status in ("right", "refused", *left), f"{case}: {result.status}: {result.message}"
 
 
-def through_the_front_door(case: Case) -> Any:
-    """The case's function, differentiated by `litz.jvp`."""
-
-    def by(function: Any, primals: Any, tangents: Any) -> Any:
-        return litz.jvp(function, verify=True)(primals, tangents)
-
-    assert isinstance(case.call, Derivative)
-    return replace(case, call=replace(case.call, by=by)).function
-
-
 @pytest.mark.parametrize("name", FORWARD[3::25])
 def test_litz_jvp_agrees_with_eager(name: str) -> None:
     case = first_with_tangents(name)
@@ -55,7 +45,7 @@ def test_litz_jvp_agrees_with_eager(name: str) -> None:
     before = len(litz.reports())
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        message, _ = judged(case, through_the_front_door(case))
+        message, _ = judged(case, by_litz_jvp(case))
     assert message is None, f"{case}: {message}"
     if not may_be_left(name, "jvp-float32", False):
         (report,) = litz.reports()[before:]  # one graph, outputs and tangents
