@@ -12,7 +12,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from litz.aot.compile import aot_compile
     from litz.aot.load import Loaded, load
+    from litz.debug.debug_compile import debug_compile
     from litz.debug.explain_match import explain_match
+    from litz.debug.ts_compile import ts_compile
     from litz.errors import (
         CacheError,
         CallError,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
         VerifyError,
     )
-    from litz.frontdoor import compile
+    from litz.frontdoor import compile, jvp
     from litz.graph.partition.pytorch_convention import min_cut_rematerialization_partition
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule
@@ -38,8 +40,11 @@ _HOME = {
     "load": "litz.aot.load",
     "Loaded": "litz.aot.load",
     "compile": "litz.frontdoor",
+    "jvp": "litz.frontdoor",
+    "debug_compile": "litz.debug.debug_compile",
     "explain_match": "litz.debug.explain_match",
     "min_cut_rematerialization_partition": "litz.graph.partition.pytorch_convention",
+    "ts_compile": "litz.debug.ts_compile",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
     "last_report": "litz.report",
@@ -77,14 +82,17 @@ __all__ = [
     "__version__",
     "aot_compile",
     "compile",
+    "debug_compile",
     "eager",
     "explain_match",
+    "jvp",
     "last_report",
     "load",
     "min_cut_rematerialization_partition",
     "register_replacement",
     "reports",
     "rule",
+    "ts_compile",
 ]
 
 

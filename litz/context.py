@@ -10,10 +10,13 @@ optimisation, so that a wrong result can be bisected to one rewrite.
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from litz.options import Options
@@ -32,6 +35,8 @@ from litz.report import (
     step_peak,
 )  # fmt: skip
 from litz.target import Machine
+
+_LOG = logging.getLogger(__name__)  # with TORCH_LOGS="+litz", or "+litz.context" alone
 
 
 class Lasting(Protocol):
@@ -65,6 +70,7 @@ class Context:
     state: Mapping[int, str] = field(default_factory=dict)  # inputs that are parameters or buffers: place -> name
     freezing: Freezing | None = None
     left_to_eager: str | None = None
+    dumped: int = 0  # texts that were written to files
     number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
 
     def __post_init__(self) -> None:
@@ -94,15 +100,31 @@ class Context:
         try:
             yield
         finally:
-            self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.timings[stage] = self.timings.get(stage, 0.0) + seconds
+            _LOG.debug("stage %s: %.1f ms", stage, seconds * 1e3)
 
     def snapshot(self, stage: str, text: str | Callable[[], str]) -> None:
-        """Keeps the text if the options ask for snapshots; a function is only called then."""
+        """Keeps the text, or writes it to a file, if the options ask for it; a function is only called then."""
+        if not self.options.snapshots and self.options.dump is None:
+            return
+        text = text if isinstance(text, str) else text()
         if self.options.snapshots:
-            self.snapshots.append(Snapshot(stage, text if isinstance(text, str) else text()))
+            self.snapshots.append(Snapshot(stage, text))
+        if self.options.dump is not None:
+            self._dump(Path(self.options.dump), stage, text)
+
+    def _dump(self, folder: Path, stage: str, text: str) -> None:
+        """A folder for each compile of each process; what it is of stands in front of the text of its first stage."""
+        folder = folder / f"{os.getpid()}_{self.number:03}"
+        folder.mkdir(parents=True, exist_ok=True)
+        head = f"# {self.report().title}\n" if not self.dumped else ""
+        (folder / f"{self.dumped:02}_{stage}.txt").write_text(f"{head}{text}\n")
+        self.dumped += 1
 
     def fired(self, rule: str, file: str = "", line: int = 0, count: int = 1) -> None:
         """Records that a rule applied; repeated firings of one rule are counted together."""
+        _LOG.debug("rule %s applied (%s:%d)", rule, file, line)
         for position, firing in enumerate(self.firings):
             if (firing.rule, firing.file, firing.line) == (rule, file, line):
                 self.firings[position] = firing._replace(times=firing.times + count)
@@ -179,4 +201,5 @@ class Context:
             target=str(self.target),
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,
+            spent=tuple(self.spent),
         )

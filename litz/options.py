@@ -69,6 +69,11 @@ class Options:
     )
     verify: bool = _option(False, changes_code=False, doc="check the IR after every stage")
     snapshots: bool = _option(False, changes_code=False, doc="keep the text of the program after every stage")
+    dump: str | None = _option(
+        None,
+        changes_code=False,
+        doc="a folder to which the text of the program after every stage is written, numbered; LITZ_DUMP names it too",
+    )
     matmul: str = _option(
         "auto",
         changes_code=True,
@@ -136,15 +141,19 @@ class Options:
     def from_environment(
         cls, values: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
     ) -> Options:
-        """`parse`, with defaults taken from the environment: `LITZ_VERIFY=1` turns `verify` on.
+        """`parse`, with defaults taken from the environment: `LITZ_VERIFY=1` turns `verify` on, `LITZ_DUMP` names a
+        folder for `dump`.
 
         The only place where the environment is read for options; what the caller states wins.
         """
         environ = os.environ if environ is None else environ
         stated = cls.parse(values)
-        if "verify" in (values or {}):
-            return stated
-        return dataclasses.replace(stated, verify=environ.get("LITZ_VERIFY", "0") not in ("", "0"))
+        values = values or {}
+        if "verify" not in values:
+            stated = dataclasses.replace(stated, verify=environ.get("LITZ_VERIFY", "0") not in ("", "0"))
+        if "dump" not in values:
+            stated = dataclasses.replace(stated, dump=environ.get("LITZ_DUMP") or None)
+        return stated
 
     def cache_key_entries(self) -> dict[str, str]:
         """The options' share of a cache key: one named entry for each field that changes the code."""
@@ -317,6 +326,11 @@ def _check_levels(name: str, value: Any) -> None:
             raise _bad(name, level, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
 
 
+def _check_path(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise _bad(name, value, "None or the path of a folder")
+
+
 # One row a field; a test checks that none is missing.
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
@@ -327,6 +341,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "fuel": _check_count(0),
     "verify": _check_flag,
     "snapshots": _check_flag,
+    "dump": _check_path,
     "matmul": _check_choice(MATMUL_CHOICES),
     "backward": _check_choice(BACKWARD_CHOICES),
     "never_slower": _check_choice_of_flag,

@@ -94,7 +94,7 @@ def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ct
     graph_module = getattr(function, "__self__", None)
     if ctx.cache is None or not isinstance(graph_module, fx.GraphModule):
         return None
-    if ctx.options.snapshots or ctx.options.verify:
+    if ctx.options.snapshots or ctx.options.verify or ctx.options.dump is not None:
         ctx.recalling.append("not asked: snapshots and checks are of stages that run")
         return None
     try:

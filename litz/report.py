@@ -6,10 +6,13 @@ compiled, a model with graph breaks having many.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+_LOG = logging.getLogger(__name__)  # with TORCH_LOGS="litz"
 
 
 class Firing(NamedTuple):
@@ -135,6 +138,7 @@ class Report:
     target: str = ""
     fuel_left: int | None = None
     last_spent: str | None = None
+    spent: tuple[str, ...] = ()  # all of them, in order, where fuel is counted
 
     @property
     def launches(self) -> int:
@@ -153,6 +157,12 @@ class Report:
         parts = " and ".join(dict.fromkeys(built.part for built in self.built)) or ("pieces" if cut else "nothing")
         where = f" of {self.occasion.source}" if self.occasion.source else ""
         return f"{kind}, {parts}{where}; because: {self.occasion.why}"
+
+    @property
+    def line(self) -> str:
+        """What a log has of it, besides the time."""
+        what = f"{self.kernels} kernels and {self.launches - self.kernels} calls"
+        return f"{self.title}: {what if self.left_to_eager is None else f'left to eager: {self.left_to_eager}'}"
 
     def snapshot(self, stage: str) -> str:
         """The text after `stage`."""
@@ -232,6 +242,10 @@ class History:
         self._lock = threading.Lock()
 
     def keep(self, compile: int, report: Report) -> None:
+        before = self._reports.get(compile)
+        if _LOG.isEnabledFor(logging.INFO) and (before is None or before.line != report.line):
+            _LOG.info("%s, %.0f ms", report.line, report.seconds * 1e3)
+            _LOG.debug("%s", report)
         with self._lock:
             self._reports[compile] = self._latest = report
             while len(self._reports) > self._most:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import fields
+from types import MethodType
 from typing import Any
 
 import torch
+from torch import fx
 
 from litz.capture.apart import apart_from_caller
 from litz.context import Context
@@ -45,15 +48,37 @@ def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
         result = stage(*args)
     result = hooked(ctx.options.after, name, result)
     program = getattr(result, "program", result)  # of what was lowered, beside its constants
-    if isinstance(program, Program):
-        if ctx.options.verify:
-            verify(program)
-        ctx.snapshot(name, lambda: print_program(program))
-    elif name == "render":
-        ctx.snapshot(name, result.text)
-    elif isinstance(result, Joint):
-        ctx.snapshot(name, lambda: f"{result.signature}\n{result.graph.graph}")
+    if isinstance(program, Program) and ctx.options.verify:
+        verify(program)
+    text = _text_of(name, program)
+    if text is not None:
+        ctx.snapshot(name, text)
     return result
+
+
+def _text_of(stage: str, result: Any) -> Callable[[], str] | None:
+    """How to come by the text of what the stage has made, if that has one."""
+    if stage == "render":
+        return result.text
+    if stage == "split":
+        return lambda: f"forward {result.forward.graph}\nbackward {result.backward.graph}"
+    if stage == "plan_memory":
+        return lambda: "\n".join(f"{f.name}: {_in_order(getattr(result, f.name))}" for f in fields(result))
+    match result:
+        case Program():
+            return lambda: print_program(result)
+        case Joint():
+            return lambda: f"{result.signature}\n{result.graph.graph}"
+        case fx.GraphModule():
+            return lambda: str(result.graph)
+        case MethodType(__self__=fx.GraphModule() as owner):
+            return lambda: str(owner.graph)
+    return None
+
+
+def _in_order(value: Any) -> Any:
+    """The same in every process."""
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: Any) -> Any:

@@ -117,7 +117,7 @@ def test_cache_key_has_an_entry_for_each_field_that_changes_code() -> None:
     assert set(Options().cache_key_entries()) == expected
     plain, frozen = Options().cache_key_entries(), Options(freeze=True).cache_key_entries()
     assert {name for name in plain if plain[name] != frozen[name]} == {"option.freeze"}
-    assert Options(verify=True, snapshots=True).cache_key_entries() == plain
+    assert Options(verify=True, snapshots=True, dump="folder").cache_key_entries() == plain
 
 
 def test_functions_of_the_caller_are_not_cacheable() -> None:
@@ -126,7 +126,10 @@ def test_functions_of_the_caller_are_not_cacheable() -> None:
     assert not Options(decompositions={}).cacheable
 
 
-def test_environment_sets_the_default_of_verify_only() -> None:
+def test_environment_sets_the_defaults_of_verify_and_dump_only() -> None:
+    assert Options.from_environment(environ={"LITZ_DUMP": "folder"}) == Options(dump="folder")
+    assert Options.from_environment({"dump": None}, environ={"LITZ_DUMP": "folder"}).dump is None
+    assert Options.from_environment(environ={"LITZ_DUMP": ""}).dump is None
     assert Options.from_environment(environ={"LITZ_VERIFY": "1"}).verify
     assert not Options.from_environment(environ={"LITZ_VERIFY": "0"}).verify
     assert not Options.from_environment(environ={}).verify

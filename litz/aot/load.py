@@ -88,7 +88,10 @@ class Loaded:
         if elsewhere is not None:
             raise CallError(f"{self.name} was loaded on {self.device}, and an argument is on {elsewhere}")
         if carries_tangents(inputs):
-            raise CallError(f"{self.name} is called inside forward-mode differentiation, and has no derivative")
+            raise CallError(
+                f"{self.name} is called inside forward-mode differentiation, and has no derivative",
+                hint="make a file of its derivative: litz.aot_compile(lambda x, t: torch.func.jvp(f, (x,), (t,)), …)",
+            )
         try:
             with torch.no_grad():
                 results = self._run(*inputs)

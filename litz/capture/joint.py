@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from litz.capture.forward_mode import carries_tangents
+from litz.capture.forward_mode import INSTEAD, carries_tangents
 from litz.capture.overlap import bases_for
 from litz.capture.record import Recorder
 from litz.capture.repeated import Repeated, fake_like
@@ -52,7 +52,7 @@ def trace_joint(
 ) -> Joint:
     """`output_strides`: what eager's outputs have, where known; a result laid out otherwise is copied."""
     if carries_tangents(inputs):
-        raise CaptureError("it is called inside forward-mode differentiation, which would lose its tangents in here")
+        raise CaptureError("it is called with tangents of forward mode, which would be lost in here", hint=INSTEAD)
     if any(isinstance(x, torch.Tensor) and is_functorch_wrapped_tensor(x) for x in inputs):
         raise CaptureError("it is called inside a transform, on tensors that have no memory of their own")
     forms = tuple(form_of(value) for value in inputs)

@@ -40,6 +40,9 @@ from litz.ops.registry import LOWERINGS
 
 aten = torch.ops.aten
 
+# What to a functional graph is its argument.
+_THE_SAME = (aten.detach.default, aten.alias.default)
+
 
 class Recorder(TorchDispatchMode):
     _mode_key = torch._C._TorchDispatchModeKey.PROXY
@@ -155,7 +158,7 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func in _PHYSICAL:
             return self._undelayed(func, args[0])
-        if func is aten.detach.default:
+        if func in _THE_SAME:
             result = self.fake(func, args, kwargs).value
             self._know(result, self._argument(args[0]))
             return result

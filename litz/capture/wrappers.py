@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from litz.capture.forward_mode import carries_tangents
+from litz.capture.forward_mode import runs_as_written
 from litz.capture.overlap import entangled, in_place_of_members
 from litz.capture.rebuild import rebuilt
 from litz.capture.subclasses import form_of, put_together, taken_apart
@@ -313,7 +313,7 @@ class Wrapped:
     eager: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        if carries_tangents(args):
+        if runs_as_written(args):
             return self._as_written(*args)
         seen: list[Sequence[Any]] = []
         inner: Sequence[Any] = args

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from litz.capture.forward_mode import carries_tangents
+from litz.capture.forward_mode import runs_as_written
 from litz.codegen.llvm.shim import handle_slot
 from litz.codegen.plan import IN_TIME, Item, Native
 from litz.errors import CallError, RunFailed
@@ -109,7 +109,7 @@ class Executable:
 
     # -- the call -----------------------------------------------------------------------------------
     def __call__(self, *args: Any) -> list[Any]:
-        if carries_tangents(args) and self.eager is not None:
+        if self.eager is not None and runs_as_written(args):
             return self.eager(*args)  # compiled code would lose the tangents
         try:
             return self._call(args, None)

@@ -28,7 +28,6 @@ from tests.messages import messages
 # Samples in each round of a job, but for the last, which has the others.
 ROUNDS = (1, 3, 8, 28)
 TIMEOUT = 60  # seconds of work without a word; asleep, half as long again
-GRADIENTS = "grad-"
 _KEPT = ("status", "message", "conditioned", "calls", "treatment", "compile_ms")
 _LONGEST = 1000  # characters of a message
 _EVERY = 10.0  # seconds from one writing of the file to the next
@@ -69,7 +68,7 @@ def work(device: str, twins: bool, core: int | None) -> None:
     import torch
 
     from tests.opinfo.check import check
-    from tests.opinfo.samples import cases, database, differentiable, name_of
+    from tests.opinfo.samples import cases_of, database, name_of
 
     say = _alone_on_stdout()
     if core is not None:  # LLVM, torch and the driver would each start as many threads as there are cores
@@ -79,14 +78,9 @@ def work(device: str, twins: bool, core: int | None) -> None:
     for line in sys.stdin:
         *fields, after = json.loads(line)
         part = Part(*fields)
-        dtype = part.dtype.removeprefix(GRADIENTS)
         count = 0
         try:
-            if part.dtype.startswith(GRADIENTS):
-                every = differentiable(entries[part.operator], dtype, part.end, device, part.begin)
-            else:
-                every = cases(entries[part.operator], dtype, part.end, twins, device, part.begin)
-            for case in every:
+            for case in cases_of(entries[part.operator], part.dtype, part.end, twins, device, part.begin):
                 count += not case.label.endswith("n")
                 if after is not None:
                     after = None if case.label == after else after

@@ -23,11 +23,12 @@ _SIZE = "Dynamo makes no graph of it where sizes vary, whatever the backend"
 _SPARSE = "sparse tensors are not compiled"
 _PIECES = "an operator in it looks at data, and the pieces around that one would cost more than they save"
 _STORAGE = "it counts from the start of the storage, which the compiled code does not see"
+_WHOLE = "it looks at data, and a derivative is not cut in pieces around that"
 _READ_AS = "its result is memory of an input, read as another type, and autograd's record of that cannot be made anew"
 
 _OF_DYNAMO = dict.fromkeys(("histogram", "histogramdd", "resize_", "resize_as_"), _SIZE)
-# Operators by the kind of run: "" is inference, "grad" results and gradients, "symbolic" one program for many sizes,
-# "cuda" any of these on a GPU.
+# Operators by the kind of run: "" is inference, "grad" results and gradients, "jvp" results and their tangents,
+# "symbolic" one program for many sizes, "cuda" any of these on a GPU.
 LEFT: dict[str, dict[str, str]] = {
     "": {
         "allclose": _DYNAMO,
@@ -67,6 +68,11 @@ LEFT: dict[str, dict[str, str]] = {
         "to_sparse": _SPARSE,
         "view_as_complex": _READ_AS,
     },
+    "jvp": {
+        "as_strided.partial_views": _STORAGE,
+        "nanquantile": _WHOLE,
+        "quantile": _WHOLE,
+    },
     "symbolic": {
         **dict.fromkeys(("as_strided", "as_strided_copy", "as_strided_scatter"), _STORAGE),
         "geqrf": _DYNAMO,
@@ -90,6 +96,9 @@ SOME_LEFT: dict[str, dict[str, str]] = {
     "grad": {
         "index_fill": _UNIQUE,
     },
+    "jvp": {
+        "narrow": _WHOLE,  # from where a tensor says
+    },
     "symbolic": {
         "__getitem__": _DYNAMO,  # by a mask
         "as_strided.partial_views": _STORAGE,
@@ -108,6 +117,7 @@ def may_be_left(operator: str, dtype: str, symbolic: bool, device: str = "cpu") 
     """Whether samples of an operator may be left to eager in a sweep: what is left with its sizes known is left when
     they vary, what is left without gradients is left with them, and what is left on a CPU is left on a GPU."""
     kinds = ["", *(["grad"] if dtype.startswith("grad-") else []), *(["symbolic"] if symbolic else [])]
+    kinds += ["jvp"] if dtype.startswith("jvp-") else []
     kinds += ["cuda"] if device == "cuda" else []
     return any(operator in LEFT[kind] or operator in SOME_LEFT[kind] for kind in kinds)
 

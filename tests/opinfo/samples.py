@@ -208,6 +208,65 @@ def has_gradients(entry: Any, dtype: str, device: str = "cpu") -> bool:
     return entry.supports_autograd and DTYPES[dtype] in entry.supported_backward_dtypes(device)
 
 
+def forwards(entry: Any, dtype: str, first: int | None = None, device: str = "cpu", begin: int = 0) -> Iterator[Case]:
+    """The samples that eager can differentiate, with the tangents of their results: those of what takes gradients are
+    arguments, behind all others."""
+    for case in differentiable(entry, dtype, first, device, begin):
+        moving = tuple(p for p, w in zip(case.positions, case.wanted, strict=True) if w)
+        if not moving:
+            continue
+        leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in case.leaves]
+        tangents = [_lying_alike(tangent(leaves[p]), leaves[p]) for p in moving]
+        args, kwargs = pytree.tree_unflatten(leaves, case.spec)
+        leaves, spec = pytree.tree_flatten((args, {**kwargs, "tangents": tangents}))
+        yield Case(case.operator, dtype, case.label, Derivative(entry.op, moving), leaves, spec, device=device)
+
+
+def has_forward_mode(entry: Any, dtype: str, device: str = "cpu") -> bool:
+    return entry.supports_forward_ad and has_gradients(entry, dtype, device)
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """An operator with tangents for the leaves of its arguments that are `moving`: its tensors, and their tangents.
+    `by` is `torch.func.jvp`, or what is to do the same."""
+
+    call: Callable[..., Any]
+    moving: tuple[int, ...]
+    by: Callable[..., Any] = torch.func.jvp
+
+    def __call__(self, *args: Any, tangents: Sequence[torch.Tensor], **kwargs: Any) -> list[Any]:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+
+        def of_moving(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            given = list(leaves)
+            for place, value in zip(self.moving, moved, strict=True):
+                given[place] = value
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            return tuple(r for r in pytree.tree_leaves(self.call(*args, **kwargs)) if isinstance(r, torch.Tensor))
+
+        results, rates = self.by(of_moving, tuple(leaves[p] for p in self.moving), tuple(tangents))
+        return [*results, *rates]
+
+
+def _lying_alike(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor if _overlaps(like) else torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(tensor)
+
+
+GRADIENTS, FORWARDS = "grad-", "jvp-"
+
+
+def cases_of(
+    entry: Any, kind: str, first: int | None = None, twins: bool = True, device: str = "cpu", begin: int = 0
+) -> Iterator[Case]:
+    """`kind` is a dtype; "grad-" before it is with gradients, "jvp-" with tangents."""
+    if kind.startswith(GRADIENTS):
+        return differentiable(entry, kind.removeprefix(GRADIENTS), first, device, begin)
+    if kind.startswith(FORWARDS):
+        return forwards(entry, kind.removeprefix(FORWARDS), first, device, begin)
+    return cases(entry, kind, first, twins, device, begin)
+
+
 def refused(entry: Any) -> Iterator[Case]:
     """What eager must refuse. Not all entries list such samples."""
     if entry.error_inputs_func is None:

@@ -39,15 +39,24 @@ from tests.opinfo.in_parallel import Ledger, Part, Row, Workers, command, parts
 from tests.opinfo.in_parallel import work as work_in_parallel
 from tests.opinfo.known import NOT_ON_CPU
 from tests.opinfo.left_to_eager import may_be_left
-from tests.opinfo.samples import DTYPES, database, dtypes_of, has_gradients, name_of
+from tests.opinfo.samples import (
+    DTYPES,
+    FORWARDS,
+    GRADIENTS,
+    database,
+    dtypes_of,
+    has_forward_mode,
+    has_gradients,
+    name_of,
+)
 
 TIMEOUT = 60  # seconds of work without a word from the worker
 ENOUGH = 200  # cases through Dynamo in one process: what it and sympy remember slows those that follow down
 _MOST_SHOWN = 40  # operators whose faults are shown at the end of a run on a device
-GRADIENTS = "grad-"
 ON_DEVICE = ("float32", "bfloat16", GRADIENTS + "float32", GRADIENTS + "bfloat16")
-KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16")
-# Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients.
+KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16", FORWARDS + "float32")
+# Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients,
+# "jvp-float32" for results and their tangents.
 Job = tuple[str, str]
 
 
@@ -59,9 +68,10 @@ def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int], device
     for dtype in dtypes:
         if dtype == "errors":
             found += [(name_of(e), dtype) for e in entries if e.error_inputs_func is not None]
-        elif dtype.startswith(GRADIENTS):
-            plain = dtype.removeprefix(GRADIENTS)
-            learn = [e for e in entries if plain in dtypes_of(e, device) and has_gradients(e, plain, device)]
+        elif dtype.startswith((GRADIENTS, FORWARDS)):
+            plain = dtype.rpartition("-")[2]
+            has = has_gradients if dtype.startswith(GRADIENTS) else has_forward_mode
+            learn = [e for e in entries if plain in dtypes_of(e, device) and has(e, plain, device)]
             found += [(name_of(e), dtype) for e in learn]
         else:
             found += [(name_of(e), dtype) for e in entries if dtype in dtypes_of(e, device)]
@@ -79,7 +89,7 @@ def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, 
     import torch
 
     from tests.opinfo.check import check
-    from tests.opinfo.samples import cases, differentiable, refused
+    from tests.opinfo.samples import cases_of, refused
     from tests.opinfo.symbolic import check_symbolic
 
     torch.set_num_threads(2)
@@ -91,10 +101,8 @@ def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, 
         try:
             if dtype == "errors":
                 every = refused(entry)
-            elif dtype.startswith(GRADIENTS):
-                every = differentiable(entry, dtype.removeprefix(GRADIENTS), first)
             else:
-                every = cases(entry, dtype, first, twins)
+                every = cases_of(entry, dtype, first, twins)
             for case in every:
                 if after is not None:
                     after = None if case.label == after else after

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
 
-from litz.capture.backend import litz
+import litz
+from litz.capture.backend import litz as backend_of_litz
 from litz.context import Context
-from tests.opinfo.samples import Case, with_gradients
+from tests.opinfo.samples import Case, Derivative, with_gradients
 
 _PER_SIZE = "compiled for each combination of sizes: "
 
@@ -27,7 +29,7 @@ class Watched:
 
     def backend(self, graph_module: Any, example_inputs: Any) -> Any:
         self.graphs += 1
-        return litz(graph_module, example_inputs, options={"verify": True})
+        return backend_of_litz(graph_module, example_inputs, options={"verify": True})
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,6 +61,16 @@ class Watched:
         return sum(built.kernels for ctx in self.contexts for built in ctx.built)
 
 
+def by_litz_jvp(case: Case) -> Callable[..., Any]:
+    """The case's function, differentiated by `litz.jvp` and not by torch."""
+
+    def by(function: Any, primals: Any, tangents: Any) -> Any:
+        return litz.jvp(function, verify=True)(primals, tangents)
+
+    assert isinstance(case.call, Derivative)
+    return replace(case, call=replace(case.call, by=by)).function
+
+
 class _Name(str):
     __repr__ = str.__str__
 
@@ -88,4 +100,4 @@ def executable(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-__all__ = ["Watched", "executable", "flat"]
+__all__ = ["Watched", "by_litz_jvp", "executable", "flat"]

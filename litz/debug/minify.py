@@ -1,0 +1,172 @@
+"""`minify`: the smallest program that fails as a large one does.
+
+In: what `litz.debug_compile` has saved. Out: one file of a few lines, which shows the failure when it is run, and says
+which optimisation is behind it.
+
+First fuel: by how many optimisations may be applied, it is found which one the failure comes with. Then nodes, then
+sizes. At each step the failure must stay what it was: of the same kind and type, in the same stage, and with the same
+optimisation applied. Candidates run in processes of their own, so a failure may be anything: an exception, wrong
+numbers, a signal, no end, or only slowness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from litz.debug.reduce import bypassing, described, with_smaller_sizes, without_nodes, without_results
+from litz.debug.reproduce import Symptom
+from litz.debug.reproduction import Reproduction
+from litz.debug.trials import Trials
+from litz.errors import LitzError
+
+MOST_FUEL = 1 << 20
+
+
+class NothingToMinify(LitzError, RuntimeError):
+    """The program does not fail, or fails in eager too."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The optimisation without which the failure is not there: which one, counted from 1, and what it said it does."""
+
+    number: int
+    name: str
+
+    @property
+    def rule(self) -> str:
+        return self.name.partition(" at ")[0]
+
+    def __str__(self) -> str:
+        return f"optimisation number {self.number}: {self.name}" if self.name else f"optimisation number {self.number}"
+
+
+@dataclass(frozen=True)
+class Minified:
+    file: Path
+    reproduction: Reproduction
+    symptom: Symptom
+    culprit: Culprit | None
+    trials: int
+
+    def __str__(self) -> str:
+        behind = f"\n  applied last: {self.culprit}" if self.culprit else ""
+        head = f"{self.file}: {self.reproduction.calls} calls, found in {self.trials} trials"
+        return f"{head}\n  {self.symptom}{behind}"
+
+
+def minify(
+    what: Path | str, *, folder: Path | str | None = None, limit: float = 60.0, slower_than: float | None = None,
+    tell: Callable[[str], None] = print,
+) -> Minified:  # fmt: skip
+    """`what`: the folder or file of a reproduction. All that is tried is written down in `folder` (beside it, unless
+    said otherwise), so that a second call goes on where a first was stopped. `limit`: seconds of work after which a run
+    has no end. `slower_than`: how many times eager's time is a failure."""
+    start, folder = _read(what, folder, slower_than)
+    with Trials(folder, limit) as trials:
+        wanted = _failure(start, trials)
+        tell(f"it fails: {wanted}")
+        culprit = bisect_fuel(start, wanted, trials)
+        tell(f"it comes with {culprit}" if culprit else "it is there without any optimisation")
+        best = _smallest(start, wanted, culprit, trials, folder, tell)
+        symptom = trials(best)
+        file = folder / "minified.py"
+        file.write_text(best.text(_title(symptom, culprit), files=folder))
+        return Minified(file, best, symptom, culprit, trials.run)
+
+
+def bisect(
+    what: Path | str, *, folder: Path | str | None = None, limit: float = 60.0, slower_than: float | None = None
+) -> tuple[Symptom, Culprit | None]:
+    """The failure of a reproduction, and the optimisation it comes with; None if it is there without any."""
+    start, folder = _read(what, folder, slower_than)
+    with Trials(folder, limit) as trials:
+        wanted = _failure(start, trials)
+        return wanted, bisect_fuel(start, wanted, trials)
+
+
+def _read(what: Path | str, folder: Path | str | None, slower_than: float | None) -> tuple[Reproduction, Path]:
+    what = Path(what).absolute()
+    folder = Path(folder).absolute() if folder is not None else what.with_name(f"{what.stem}_minified")
+    start = Reproduction.read(what, folder)
+    return (start if slower_than is None else replace(start, slower_than=slower_than)), folder
+
+
+def _failure(start: Reproduction, trials: Trials) -> Symptom:
+    symptom = trials(start)
+    if symptom.kind in ("none", "invalid"):
+        raise NothingToMinify(
+            f"there is no failure of Litz to look for: {symptom}",
+            hint="a failure that depends on numbers needs the inputs themselves; one of speed needs slower_than",
+        )
+    return symptom
+
+
+def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit | None:
+    """The least fuel with which the failure is there. Without any there is none to blame."""
+
+    def fails(fuel: int) -> bool:
+        return trials(replace(start, options={**start.options, "fuel": fuel})).is_like(wanted)
+
+    if fails(0):
+        return None
+    enough = len(wanted.spent) or 1
+    while not fails(enough):
+        enough *= 2
+        if enough > MOST_FUEL:
+            return None  # it comes and goes
+    least, most = 0, enough
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if fails(middle) else (middle, most)
+    spent = trials(replace(start, options={**start.options, "fuel": most})).spent
+    return Culprit(most, spent[-1] if spent else "")
+
+
+def _smallest(
+    start: Reproduction, wanted: Symptom, culprit: Culprit | None, trials: Trials, folder: Path,
+    tell: Callable[[str], None],
+) -> Reproduction:  # fmt: skip
+    rule = culprit.rule if culprit is not None and culprit.name else None
+
+    def shows(candidate: Reproduction) -> bool:
+        found = trials(candidate)
+        # An exception leaves nothing written down of what was applied before it.
+        applied = rule is None or not found.spent or any(s.partition(" at ")[0] == rule for s in found.spent)
+        return found.is_like(wanted) and applied
+
+    best = start
+    while True:
+        before = (best.calls, best.given)
+        for name, step in _steps(folder):
+            best = step(best, shows)
+            tell(f"{name}: {best.calls} calls, {len(best.given)} inputs, after {trials.run} trials")
+        if (best.calls, best.given) == before:
+            return best
+
+
+def _steps(folder: Path) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    return (
+        ("described", described),
+        ("fewer nodes", lambda best, shows: without_nodes(best, shows, folder)),
+        ("fewer results", without_results),
+        ("shorter ways", bypassing),
+        ("described", described),
+        ("smaller sizes", with_smaller_sizes),
+    )
+
+
+def _title(symptom: Symptom, culprit: Culprit | None) -> str:
+    import torch
+
+    from litz import __version__
+
+    behind = f" Applied last: {culprit}." if culprit else ""
+    said = f"Litz {__version__}, torch {torch.__version__}: {symptom}.{behind}"
+    return said.replace("\\", "/").replace('"', "'")
+
+
+__all__ = ["Culprit", "Minified", "NothingToMinify", "bisect", "bisect_fuel", "minify"]

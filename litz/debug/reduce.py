@@ -1,0 +1,263 @@
+"""Smaller graphs: every node, input and size that is not needed for a failure, away.
+
+In: a `Reproduction`, and whether another one still shows the same. Out: the smallest that was found.
+
+A node that is taken out becomes an input, with the value it had, if others need it; so a graph may lose its beginning,
+its end, or its middle. Nodes go in large runs first, then in ever smaller ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from litz.debug.given import Given, describe
+from litz.debug.graph_text import graph_module
+from litz.debug.reproduction import Reproduction
+
+Shows = Callable[[Reproduction], bool]
+_SMALL = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)  # sizes to try, besides halves
+_MOST_TRIED = 6  # for one size
+
+
+# -- nodes -------------------------------------------------------------------------------------------
+def without_nodes(whole: Reproduction, shows: Shows, folder: Path) -> Reproduction:
+    """As few nodes as show it: each of what is left is needed."""
+    values = _Values(whole).computed()
+    calls = [node for node in whole.graph.nodes if node.op.startswith("call")]
+    best, kept = whole, calls
+    run = max(1, len(calls) // 2)
+    while kept:
+        before = len(kept)
+        at = 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + run :]
+            smaller = _part(whole, fewer, values, folder) if fewer else None
+            if smaller is not None and shows(smaller):
+                best, kept = smaller, fewer
+            else:
+                at += run
+        if run == 1 and len(kept) == before:
+            break
+        run = max(1, min(run // 2, len(kept) // 2))
+    return best
+
+
+class _Values(fx.Interpreter):
+    """What each node gives, before anything later writes to it."""
+
+    def __init__(self, reproduction: Reproduction):
+        super().__init__(graph_module(reproduction.graph))
+        self.reproduction = reproduction
+        self.seen: dict[str, Any] = {}
+
+    def computed(self) -> dict[str, Any]:
+        inputs = inputs_of(self.reproduction)
+        torch.manual_seed(0)
+        self.run(*inputs)
+        return self.seen
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        self.seen[n.name] = pytree.tree_map(_copied, found)
+        return found
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = value.detach()
+    copy = plain.clone() if 0 in plain.stride() else torch.empty_like(plain).copy_(plain)
+    if copy.stride() != plain.stride() and 0 not in plain.stride():
+        copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device).copy_(plain)
+    return copy.requires_grad_(value.requires_grad)
+
+
+def inputs_of(reproduction: Reproduction) -> list[Any]:
+    """The inputs themselves, as its text makes them."""
+    torch.manual_seed(0)
+    space = {"torch": torch, "here": reproduction.folder}
+    return [eval(given.text(), space) for given in reproduction.given]
+
+
+def _part(whole: Reproduction, kept: Sequence[fx.Node], values: dict[str, Any], folder: Path) -> Reproduction | None:
+    """The graph of these nodes alone; None where one of them takes what cannot be an input."""
+    keep, graph = set(kept), fx.Graph()
+    given: list[Given] = []
+    copies: dict[fx.Node, Any] = {}
+    placeholders = [node for node in whole.graph.nodes if node.op == "placeholder"]
+    own = dict(zip(placeholders, whole.given, strict=True))
+    needed = {used: None for node in whole.graph.nodes if node in keep for used in node.all_input_nodes}
+    for node in needed:
+        if node in keep:
+            continue
+        value = values.get(node.name)
+        if node not in own and not isinstance(value, torch.Tensor):
+            if isinstance(value, (bool, int, float)):
+                copies[node] = value
+                continue
+            return None
+        copies[node] = graph.placeholder(node.name)
+        given.append(own[node] if node in own else describe(value, folder, keep=True))
+    for node in whole.graph.nodes:
+        if node in keep:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    results = {used for node in whole.graph.nodes if node.op == "output" for used in node.all_input_nodes}
+    ends = [node for node in kept if node in results or not any(user in keep for user in node.users)]
+    graph.output(tuple(copies[node] for node in ends))
+    return replace(whole, graph=graph, given=tuple(given))
+
+
+def without_results(whole: Reproduction, shows: Shows) -> Reproduction:
+    """Only the result that shows it."""
+    return next(filter(shows, _of_one_result(whole)), whole)
+
+
+def _of_one_result(whole: Reproduction) -> Iterator[Reproduction]:
+    (output,) = (node for node in whole.graph.nodes if node.op == "output")
+    results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    for result in (r for r in results if isinstance(r, fx.Node) and len(results) > 1):
+        graph, copies = _copy(whole.graph)
+        (end,) = (node for node in graph.nodes if node.op == "output")
+        end.args = ((copies[result],),)
+        yield _alive(replace(whole, graph=graph))
+
+
+def bypassing(whole: Reproduction, shows: Shows) -> Reproduction:
+    """Nodes that stand between an operand of the same form and what uses it, away."""
+    best, tried = whole, True
+    while tried:
+        tried = False
+        values = _Values(best).computed()
+        for node in reversed([n for n in best.graph.nodes if n.op.startswith("call")]):
+            for operand in node.all_input_nodes:
+                if not _alike(values.get(node.name), values.get(operand.name)):
+                    continue
+                graph, copies = _copy(best.graph)
+                copies[node].replace_all_uses_with(copies[operand])
+                graph.erase_node(copies[node])
+                smaller = _alive(replace(best, graph=graph))
+                if smaller.calls and shows(smaller):
+                    best, tried = smaller, True
+                    break
+            if tried:
+                break
+    return best
+
+
+def _alike(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    return tensors and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        copies[node] = made.node_copy(node, copies.__getitem__)
+    return made, copies
+
+
+def _alive(reproduction: Reproduction) -> Reproduction:
+    """Without nodes and inputs that nothing needs."""
+    graph, given = reproduction.graph, list(reproduction.given)
+    for node in reversed(list(graph.nodes)):
+        if node.op.startswith("call") and not node.users and not _writes(node):
+            graph.erase_node(node)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for place in reversed(range(len(placeholders))):
+        if not placeholders[place].users:
+            graph.erase_node(placeholders[place])
+            del given[place]
+    return replace(reproduction, graph=graph, given=tuple(given))
+
+
+def _writes(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return "out" in node.kwargs or name == "setitem" or (name.endswith("_") and not name.endswith("__"))
+
+
+# -- inputs ------------------------------------------------------------------------------------------
+def described(whole: Reproduction, shows: Shows) -> Reproduction:
+    """Inputs that are kept as they are, described, as far as that still shows it; and gradients, if none is needed."""
+    best = whole
+    for change in (_not_kept, _without_gradient):
+        all_at_once = replace(best, given=tuple(map(change, best.given)))
+        if all_at_once.given == best.given:
+            continue
+        if shows(all_at_once):
+            best = all_at_once
+            continue
+        for place, given in enumerate(best.given):
+            one = replace(best, given=(*best.given[:place], change(given), *best.given[place + 1 :]))
+            if one.given != best.given and shows(one):
+                best = one
+    return best
+
+
+def _not_kept(given: Given) -> Given:
+    return replace(given, kept=None)
+
+
+def _without_gradient(given: Given) -> Given:
+    return replace(given, requires_grad=False)
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+def with_smaller_sizes(whole: Reproduction, shows: Shows) -> Reproduction:
+    """Each size that inputs have, everywhere at once, as small as shows it; first the largest."""
+    best, done = whole, set[int]()
+    while True:
+        sizes = {s for given in best.given if given.kept is None for s in given.sizes if s > 1} - done
+        if not sizes:
+            return best
+        size = max(sizes)
+        done.add(size)
+        trials = [s for s in _SMALL if s < size][: _MOST_TRIED - 1]
+        for smaller in dict.fromkeys([*trials, size // 2]):
+            found = next(filter(shows, _resized(best, size, smaller)), None)
+            if found is not None:
+                best = found
+                if smaller in trials:
+                    done.add(smaller)
+                break
+
+
+def _resized(whole: Reproduction, size: int, smaller: int) -> Iterator[Reproduction]:
+    """With one size in the place of the other; and then also where it is a factor."""
+    for factor in (False, True):
+
+        def new(value: Any) -> Any:
+            if type(value) is not int or value <= 0 or value % size or (value != size and not factor):  # noqa: B023
+                return value
+            return value // size * smaller
+
+        if factor and not any(s != size and s % size == 0 for given in whole.given for s in given.sizes):
+            return
+        graph, _ = _copy(whole.graph)
+        for node in graph.nodes:
+            node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), new)  # type: ignore[misc]
+        given = tuple(_resize(each, new) for each in whole.given)
+        yield replace(whole, graph=graph, given=given)
+
+
+_RANGE = re.compile(r"torch\.randint\((-?\d+), (\d+),")
+
+
+def _resize(given: Given, new: Callable[[int], int]) -> Given:
+    if not given.is_tensor or given.kept is not None:
+        return given
+    made = given.resized(tuple(map(new, given.sizes)))
+    return replace(made, fill=_RANGE.sub(lambda m: f"torch.randint({m[1]}, {max(new(int(m[2])), 1)},", made.fill))
+
+
+__all__ = ["bypassing", "described", "inputs_of", "with_smaller_sizes", "without_nodes", "without_results"]

@@ -1,0 +1,369 @@
+"""Run a graph in eager and compiled, and say how the compiled one fails: its `Symptom`.
+
+In: a module, and a function that makes its inputs. Out: what is wrong, in a form that can be compared with what is
+wrong with another graph: the kind of failure, its type, and the stage it happened in.
+
+Numbers are judged against the same graph in float64: an error may be at most twice eager's, plus a few units in the
+last place. Where float64 cannot serve, TorchScript's result is the measure of how far rounding goes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from litz.frontdoor import compile
+from litz.report import reports
+from litz.stages import STAGES
+
+SEED = 0
+FLOOR = 4  # units in the last place
+RUNS = 5  # of which the fastest counts
+PLENTY = 10**9  # of fuel: all optimisations, and each is written down
+CALL = "call"  # in the place of a stage: what was compiled is running
+_DEFECT = "a defect of Litz"
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """`kind`: exception, wrong, slow, signal, hang; none where all is well, invalid where eager itself fails. `what`:
+    the exception's type, the kind of difference, the signal's name. `stage`: where; of wrong results, which ones."""
+
+    kind: str
+    what: str = ""
+    stage: str = ""
+    told: str = ""  # to people: not compared
+    spent: tuple[str, ...] = ()  # the optimisations that were applied
+    seconds: float = 0.0
+
+    def is_like(self, other: Symptom) -> bool:
+        return (self.kind, self.what, self.stage) == (other.kind, other.what, other.stage)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "none":
+                return "nothing is wrong"
+            case "invalid":
+                return f"eager itself fails: {self.told}"
+            case "wrong":
+                return f"wrong {self.what} in the {self.stage}: {self.told}"
+            case "exception":
+                return f"{self.what} in {_in(self.stage)}: {self.told}"
+            case "signal":
+                return f"the process ended by {self.what} in {_in(self.stage)}"
+            case "hang":
+                return f"no end in {_in(self.stage)}: {self.told}"
+        return f"{self.what}: {self.told}"
+
+
+def _in(stage: str) -> str:
+    return "a call" if stage == CALL else f"stage {stage}"
+
+
+def reproduce(
+    module: torch.nn.Module,
+    inputs: Callable[[], Sequence[Any]],
+    *,
+    options: Mapping[str, Any] | None = None,
+    slower_than: float | None = None,
+    entering: Callable[[str], None] = lambda stage: None,
+) -> Symptom:
+    """`slower_than`: how many times eager's time is slow. `entering` is told of each stage before it runs."""
+    given = dict(options or {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            eager = _Run.of(module, inputs)
+        except Exception as error:
+            return Symptom("invalid", type(error).__name__, told=_line(error))
+        symptom = _compiled(module, inputs, given, eager, entering)
+        if symptom.kind == "exception" and symptom.stage == _DEFECT:
+            # Left to eager because of a defect: where things are checked, it is raised.
+            checked = _compiled(module, inputs, {**given, "verify": True}, eager, entering)
+            symptom = checked if checked.kind == "exception" else symptom
+        if symptom.kind == "none" and slower_than is not None:
+            symptom = replace(_timed(module, inputs, given, slower_than), spent=symptom.spent)
+    return symptom
+
+
+def main(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], **how: Any) -> None:
+    """For a file that shows a failure: says what it shows, and exits with 1 where that is a failure of Litz."""
+    symptom = reproduce(module, inputs, **how)
+    print(symptom)
+    sys.exit(symptom.kind not in ("none", "invalid"))
+
+
+# -- the runs ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Run:
+    """What a run leaves: results, gradients, and the inputs as they are then."""
+
+    results: list[Any]
+    gradients: list[Any]
+    inputs: list[Any]
+
+    @staticmethod
+    def of(function: Callable[..., Any], inputs: Callable[[], Sequence[Any]]) -> _Run:
+        torch.manual_seed(SEED)
+        given = list(inputs())
+        torch.manual_seed(SEED)
+        # What needs a gradient is written to, if at all, where it is no leaf.
+        results = pytree.tree_leaves(function(*given))
+        wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+        used = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        gradients: Sequence[Any] = []
+        if used and wanted:
+            gradients = torch.autograd.grad(used, wanted, [_tangent(r) for r in used], allow_unused=True)
+        return _Run([_plain(r) for r in results], [_plain(g) for g in gradients], [_plain(x) for x in given])
+
+
+def _plain(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _tangent(result: torch.Tensor) -> torch.Tensor:
+    """Numbers around 1, none like its neighbours."""
+    count = torch.arange(result.numel(), device=result.device)
+    return (1 + (count * 7 % 16 - 8) / 16).to(result.dtype).reshape(result.shape)
+
+
+def _compiled(
+    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], options: Mapping[str, Any], eager: _Run,
+    entering: Callable[[str], None],
+) -> Symptom:  # fmt: skip
+    torch._dynamo.reset()
+    stage = [CALL]
+
+    def enters(name: str) -> Callable[[Any], None]:
+        def told(_: Any) -> None:
+            stage[0] = name
+            entering(name)
+
+        return told
+
+    before, after = dict(options.get("before") or {}), dict(options.get("after") or {})
+    hooks = {name: _both(before.get(name), enters(name)) for name in STAGES}
+    loaded = _both(after.get("load"), enters(CALL))
+    counted = {"fuel": PLENTY, **options, "before": hooks, "after": {**after, "load": loaded}}
+    known, begun = len(reports()), time.perf_counter()
+    try:
+        found = _Run.of(compile(module, **counted), inputs)
+    except Exception as error:
+        cause = _cause(error)
+        return Symptom("exception", type(cause).__name__, stage[0], _line(cause), _spent(known))
+    seconds = time.perf_counter() - begun
+    left = [r.left_to_eager for r in reports()[known:] if r.left_to_eager is not None]
+    defects = [why for why in left if why.startswith(_DEFECT)]
+    if defects:
+        symptom = Symptom("exception", "", _DEFECT, defects[0].splitlines()[0])
+    else:
+        symptom = _compared(module, inputs, found, eager)
+    return replace(symptom, spent=_spent(known), seconds=seconds)
+
+
+def _both(first: Callable[[Any], Any] | None, second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def hook(value: Any) -> Any:
+        second(value)
+        return None if first is None else first(value)
+
+    return hook
+
+
+def _spent(known: int) -> tuple[str, ...]:
+    """Each with where its rule is written, if it is a rule."""
+    found = []
+    for report in reports()[known:]:
+        places = {firing.rule: f" ({firing.file}:{firing.line})" for firing in report.firings}
+        found += [what + places.get(what.partition(" at ")[0], "") for what in report.spent]
+    return tuple(found)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a backend raised, without what Dynamo puts around it."""
+    return getattr(error, "inner_exception", None) or error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def _timed(
+    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], options: Mapping[str, Any], slower_than: float
+) -> Symptom:
+    torch._dynamo.reset()
+    function, best = compile(module, **options), [float("inf"), float("inf")]
+    for _ in range(RUNS):
+        for place, each in enumerate((module, function)):
+            best[place] = min(best[place], _seconds(each, inputs))
+    ratio = best[1] / best[0]
+    told = f"{ratio:.2f} times eager's time ({best[1] * 1e3:.3f} ms and {best[0] * 1e3:.3f} ms)"
+    return Symptom("slow", "slow", told=told) if ratio > slower_than else Symptom("none", told=told)
+
+
+def _seconds(function: Callable[..., Any], inputs: Callable[[], Sequence[Any]]) -> float:
+    given = list(inputs())
+    finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    finish()
+    begun = time.perf_counter()
+    function(*given)
+    finish()
+    return time.perf_counter() - begun
+
+
+# -- the judge ---------------------------------------------------------------------------------------
+def _compared(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], found: _Run, eager: _Run) -> Symptom:
+    exact: list[_Run | None] = []  # once it is asked for
+
+    for part in ("results", "gradients", "inputs"):
+        got, want = getattr(found, part), getattr(eager, part)
+        if len(got) != len(want):
+            return Symptom("wrong", "number", part, f"{len(got)} instead of {len(want)}")
+        for place, (g, w) in enumerate(zip(got, want, strict=True)):
+            what = _form(g, w, part == "results")
+            if what is not None:
+                return Symptom("wrong", what[0], part, f"number {place}: {what[1]}")
+            if not isinstance(w, torch.Tensor) or _equal(g, w):
+                continue
+            if not exact:
+                exact.append(_in_double(module, inputs))
+            referee = None if exact[0] is None else getattr(exact[0], part)[place]
+            what = _numbers(g, w, referee, lambda: _witness(module, inputs, part, place))  # noqa: B023
+            if what is not None:
+                return Symptom("wrong", what[0], part, f"number {place}: {what[1]}")
+    return Symptom("none")
+
+
+def _form(got: Any, want: Any, laid_out: bool) -> tuple[str, str] | None:
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = got == want or (got != got and want != want) if type(got) is type(want) else False
+        return None if same else ("value", f"{got!r} instead of {want!r}")
+    if got.dtype != want.dtype:
+        return "type", f"{got.dtype} instead of {want.dtype}"
+    if got.shape != want.shape:
+        return "shape", f"{tuple(got.shape)} instead of {tuple(want.shape)}"
+    if laid_out and got.numel() > 1 and _strides(got) != _strides(want):
+        return "strides", f"{got.stride()} instead of {want.stride()}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _equal(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return bool(((got == want) | ((got != got) & (want != want))).all())
+
+
+def _numbers(
+    got: torch.Tensor, want: torch.Tensor, exact: torch.Tensor | None, witness: Callable[[], torch.Tensor | None]
+) -> tuple[str, str] | None:
+    """What is wrong with numbers that are not eager's to the bit."""
+    if not (want.is_floating_point() or want.is_complex()):
+        wrong = got != want
+        return "numbers", _first(wrong, got, want)
+    eps = torch.finfo(want.dtype).eps
+    known = exact is not None and exact.shape == want.shape and exact.dtype in (torch.float64, torch.complex128)
+    g, w = _real(got), _real(want)
+    e = _real(exact) if known and exact is not None else w
+    usable = e.isfinite() & w.isfinite()
+    lost = usable & ~g.isfinite()
+    if bool(lost.any()):
+        return "NaN", _first(lost, g, w)
+    rounding = float(torch.where(usable, (w - e).abs(), 0.0).max()) if w.numel() else 0.0
+    if not known:
+        third = witness()
+        far = 0.0 if third is None else float((_real(third) - w).abs().nan_to_num(0, 0, 0).max())
+        rounding = max(far, 64 * eps * float(w.abs().nan_to_num(0, 0, 0).max()))
+    allowed = 2 * rounding + FLOOR * eps * e.abs()
+    wrong = usable & ((g - e).abs() > allowed)
+    return ("numbers", _first(wrong, g, w)) if bool(wrong.any()) else None
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.to(torch.float64)
+
+
+def _first(wrong: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
+    at = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
+    count = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
+    return f"{count}, first at {at}: {got[at].item()!r}, eager {want[at].item()!r}"
+
+
+class _Widening(TorchFunctionMode):
+    """Whatever asks for a narrow type gets float64."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in ("float", "half", "bfloat16") and len(args) == 1:
+            return args[0].double()
+        args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+
+def _in_double(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]]) -> _Run | None:
+    """The referee; None where the graph does not take float64."""
+
+    def wide() -> list[Any]:
+        return [_wide(x) for x in inputs()]
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widening():
+            return _Run.of(module, lambda: _narrow_default(before, wide))
+    except Exception:
+        return None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _narrow_default(dtype: torch.dtype, make: Callable[[], list[Any]]) -> list[Any]:
+    """Inputs are drawn as ever, and widened then: the same numbers."""
+    torch.set_default_dtype(dtype)
+    try:
+        with torch._C.DisableTorchFunction():
+            return make()
+    finally:
+        torch.set_default_dtype(torch.float64)
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+        return value
+    return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
+
+
+def _witness(
+    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], part: str, place: int
+) -> torch.Tensor | None:
+    """TorchScript's result; None where it has none."""
+    from litz.debug.graph_text import graph_module, read_graph
+    from litz.debug.ts_compile import ts_compile
+
+    if part != "results":
+        return None
+    try:
+        text = textwrap.dedent(inspect.getsource(type(module).forward))
+        torch.manual_seed(SEED)
+        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs()]
+        torch.manual_seed(SEED)
+        return pytree.tree_leaves(ts_compile(graph_module(read_graph(text)), given)(*given))[place]
+    except Exception:
+        return None
+
+
+__all__ = ["CALL", "PLENTY", "Symptom", "main", "reproduce"]

@@ -1,0 +1,152 @@
+"""Trials: a reproduction is run in a process of its own, with a limit on its time, and its symptom comes back.
+
+In: a `Reproduction`. Out: its `Symptom`, whatever it does: raise, end by a signal, never end. What was tried is written
+down in the folder, so that a search which was stopped, and begins again, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from litz.debug.reproduce import CALL, Symptom
+from litz.debug.reproduction import Reproduction
+from litz.errors import LitzError
+from litz.source import source_digest
+
+_ASLEEP = 4  # times the limit: so long a process may take that does not work
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Trials:
+    def __init__(self, folder: Path, limit: float):
+        """`limit`: seconds of work after which a trial has no end."""
+        self.folder, self.limit = folder, limit
+        self.run = 0  # not counting what was known
+        folder.mkdir(parents=True, exist_ok=True)
+        self._ledger = folder / "tried.jsonl"
+        self._known = dict(self._read())
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._lines = b""
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._zygote is not None:
+            self._end_zygote()
+
+    def __call__(self, reproduction: Reproduction) -> Symptom:
+        text = reproduction.text()
+        key = blake2b(f"{source_digest()} {self.limit} {text}".encode(), digest_size=12).hexdigest()
+        if key not in self._known:
+            file = self.folder / "trial.py"
+            file.write_text(text)
+            self._known[key] = self._run(file)
+            self.run += 1
+            with open(self._ledger, "a") as ledger:
+                ledger.write(json.dumps([key, asdict(self._known[key])]) + "\n")
+        return self._known[key]
+
+    def _read(self) -> Iterator[tuple[str, Symptom]]:
+        if not self._ledger.exists():
+            return
+        text = self._ledger.read_text()
+        if text and not text.endswith("\n"):  # a search that was killed while it wrote
+            text = text[: text.rfind("\n") + 1]
+            self._ledger.write_text(text)
+        for line in text.splitlines():
+            key, found = json.loads(line)
+            yield key, Symptom(**{**found, "spent": tuple(found["spent"])})
+
+    def _run(self, file: Path) -> Symptom:
+        zygote = self._started()
+        assert zygote.stdin is not None
+        zygote.stdin.write(json.dumps(str(file)).encode() + b"\n")
+        zygote.stdin.flush()
+        stage, found, failed, pid, killed = CALL, None, None, None, False
+        begun = time.monotonic()
+        while True:
+            for message in self._heard(zygote):
+                pid = message.get("pid", pid)
+                stage = message.get("stage", stage)
+                failed = message.get("failed", failed)
+                if "symptom" in message:
+                    found = Symptom(**{**message["symptom"], "spent": tuple(message["symptom"]["spent"])})
+                if "ended" in message:
+                    return found or self._without_word(message["ended"], stage, failed, killed)
+            if zygote.poll() is not None:
+                self._end_zygote()
+                return Symptom("signal", "the end of all trials", stage)
+            passed = time.monotonic() - begun
+            if pid is not None and not killed and (_worked(pid) > self.limit or passed > _ASLEEP * self.limit):
+                killed = True
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _without_word(self, status: int, stage: str, failed: str | None, killed: bool) -> Symptom:
+        if killed:
+            return Symptom("hang", "no end", stage, f"it worked for {self.limit:.0f} seconds")
+        if failed is not None:
+            return Symptom("invalid", "the file", told=failed)
+        code = os.waitstatus_to_exitcode(status)
+        return Symptom("signal", signal.Signals(-code).name if code < 0 else f"exit status {code}", stage)
+
+    def _heard(self, zygote: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+        assert zygote.stdout is not None
+        if not select.select([zygote.stdout], [], [], 0.2)[0]:
+            return []
+        self._lines += os.read(zygote.stdout.fileno(), 1 << 16)
+        *whole, self._lines = self._lines.split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._zygote is None:
+            environment = {**os.environ, "LITZ_CACHE": "0"}  # what is kept must not answer for what is tried
+            folder = str(Path(__file__).parent.parent.parent)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "litz.debug.zygote"], env=environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            self._lines = b""
+            while not any("ready" in message for message in self._heard(self._zygote)):
+                if self._zygote.poll() is not None:
+                    assert self._zygote.stderr is not None
+                    told = self._zygote.stderr.read().decode(errors="replace")
+                    raise LitzError(f"the process for trials does not start: {told[-2000:]}")
+        return self._zygote
+
+    def _end_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        assert zygote is not None and zygote.stdin is not None
+        with suppress(BrokenPipeError):
+            zygote.stdin.close()
+        try:
+            zygote.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            zygote.kill()
+            zygote.wait()
+
+
+def _worked(pid: int) -> float:
+    """Seconds of the processor that it has had, where that is known: on a busy machine a trial is only slow."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+__all__ = ["Trials"]
