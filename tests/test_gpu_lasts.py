@@ -65,6 +65,7 @@ def test_a_gpu_as_torch_describes_it(
     found = SimpleNamespace(
         name="a GPU", major=major, minor=minor, multi_processor_count=100,
         max_threads_per_multi_processor=2048, shared_memory_per_block_optin=99 << 10,
+        total_memory=80 << 30,
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     target = detect_gpu(0)

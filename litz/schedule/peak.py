@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+import torch
+
 from litz.loop.dtype import DTYPES
 from litz.loop.formula import Measures
-from litz.loop.ir import Program, View
+from litz.loop.ir import Buffer, Program, View
 from litz.report import Memory
 from litz.schedule.lifetimes import lifetimes
 from litz.schedule.memory import Layout
-from litz.schedule.place import bytes_of, place, size_of
+from litz.schedule.place import ALIGNMENT, place, size_of
 
 _LARGEST = 5  # buffers that are named
 
@@ -42,14 +44,20 @@ def peak(
     leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
     for name, born in lifetimes(program).born.items():
         buffer = buffers[name]
-        if buffer.dtype not in DTYPES:
-            continue
         if name in layout.owned:
-            stays.append((name, bytes_of(buffers, name, sizes), born, steps if name in leaving else last_use[name]))
+            stays.append((name, _bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
         elif buffer.kind == "output":
-            stays.append((name, bytes_of(buffers, name, sizes), layout.first_use.get(name, 0), steps))
-    gone = [(bytes_of(buffers, name, sizes), last_use.get(name, -1) + 1) for name in dropped if name in buffers]
+            stays.append((name, _bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
+    gone = [(_bytes_of(buffers[name], sizes), last_use.get(name, -1) + 1) for name in dropped if name in buffers]
     return _followed(program, arena, stays, gone)
+
+
+def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
+    """Also of what no kernel computes with, such as complex numbers: called operators make those."""
+    known = DTYPES.get(buffer.dtype)
+    width = known.bytes if known is not None else getattr(torch, buffer.dtype.removeprefix("torch.")).itemsize
+    count = max(buffer.size.hint if sizes is None else int(buffer.size.at(sizes)), 0)
+    return -(-count * width // ALIGNMENT) * ALIGNMENT
 
 
 def _followed(

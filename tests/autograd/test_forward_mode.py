@@ -12,8 +12,10 @@ from torch.autograd import forward_ad
 from torch.func import grad, vmap
 
 import litz
+from litz.capture import leave
 from litz.graph.replacement import jvp as traced_with_tangents
 from litz.graph.replacement import register_replacement
+from litz.report import HISTORY
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +35,9 @@ def wave(x: torch.Tensor) -> torch.Tensor:
 
 
 def reports_of(run: Callable[[], Any]) -> list[litz.Report]:
-    before = len(litz.reports())
+    HISTORY.clear()  # which keeps so many and no more
     run()
-    return list(litz.reports()[before:])
+    return list(litz.reports())
 
 
 def same(got: Any, want: Any) -> None:
@@ -248,6 +250,7 @@ def test_a_tangent_at_the_level_already_is_an_error() -> None:
 
 # -- around a compiled function ------------------------------------------------------------------
 def test_dual_numbers_around_a_compiled_function_are_right_and_say_what_to_use() -> None:
+    leave._warned.clear()
     compiled = litz.compile(wave)
     compiled(X)
     with warnings.catch_warnings(record=True) as said, forward_ad.dual_level():
