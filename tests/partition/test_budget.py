@@ -48,7 +48,7 @@ def chosen(joint: Joint, policy: Policy) -> Choice:
 
 
 def time_lost(choice: Choice) -> float:
-    return sum(seconds(n, CORE) for n in choice.again if n.target not in RULES and not _is_free(n))
+    return sum(seconds(n, CORE) for n in choice.again if not _is_free(n))
 
 
 def _is_free(node: fx.Node) -> bool:
