@@ -24,6 +24,7 @@ MATMUL_CHOICES = ("auto", "generate", "library")
 BACKWARD_CHOICES = ("lazy", "eager")
 CPU_LEVELS = ("sse2", "avx2", "avx512", "neon")
 BUDGET_SOLVERS = ("dp", "greedy", "ilp")
+COSTS = ("ceilings", "profile")
 RECOMPUTE_RULES = (
     "not_in_allow_list", "reductions", "used_far_apart", "long_fusible_chains", "materialised_backward",
 )  # fmt: skip
@@ -51,6 +52,12 @@ class Options:
         "dp",
         changes_code=True,
         doc="how what a fraction as `memory_budget` keeps is chosen: " + ", ".join(BUDGET_SOLVERS),
+    )
+    cost: str = _option(
+        "ceilings",
+        changes_code=True,
+        doc="training: what computing something again is taken to cost: its bytes and operations at the machine's "
+        "'ceilings', or as measured by running each operator ('profile')",
     )
     freeze: bool | str = _option(
         False,
@@ -336,6 +343,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
     "recompute": _check_recompute,
     "budget_solver": _check_choice(BUDGET_SOLVERS),
+    "cost": _check_choice(COSTS),
     "freeze": _check_freeze,
     "mode": _check_choice(MODES),
     "fuel": _check_count(0),

@@ -29,8 +29,9 @@ from litz.graph.freeze.lay_out_weights import lay_out_weights
 from litz.graph.lay_out import lay_out
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.again import Rules
-from litz.graph.partition.cost import ceilings
+from litz.graph.partition.cost import at_ceilings, ceilings
 from litz.graph.partition.extract import Split
+from litz.graph.partition.measured import measured
 from litz.graph.partition.split import Policy, split
 from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_for_target import rewrite_for_target
@@ -116,7 +117,9 @@ def _policy(ctx: Context) -> Policy:
     options = ctx.options
     asked = options.memory_budget
     fraction = float(asked) if isinstance(asked, (int, float)) and asked <= 1 else 1.0
-    return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, ceilings(ctx.target))
+    limits = ceilings(ctx.target)
+    cost = measured(ctx.target, limits, ctx.cache) if options.cost == "profile" else at_ceilings(limits)
+    return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, cost)
 
 
 def _training(joint: Joint, split: Split, forward: Artifact) -> Training:

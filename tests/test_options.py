@@ -53,6 +53,7 @@ def test_defaults_are_valid_and_frozen() -> None:
         ({"fuel": -1}, ["at least 0"]),
         ({"fuel": True}, ["integer"]),
         ({"threads": 0}, ["at least 1"]),
+        ({"cost": "profiled"}, ["'ceilings'", "did you mean 'profile'"]),
         ({"inner_compile": 7}, ["function"]),
         ({"decompositions": {"add": 7}}, ["mapping"]),
         ({"decompositions": [1]}, ["mapping"]),

@@ -5,7 +5,8 @@ In: a node of a joint graph, and for seconds how fast the machine computes and h
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from litz.graph.sizes import likely
 from litz.target import GpuTarget, Machine
 
 aten = torch.ops.aten
+Cost = Callable[[fx.Node], float]  # seconds to compute a node again, by itself
 
 
 class Ceilings(NamedTuple):
@@ -78,9 +80,17 @@ def seconds(node: fx.Node, machine: Ceilings) -> float:
     """To run the operator by itself, at the ceilings."""
     if node.op != "call_function" or is_view(node) or not isinstance(node.target, torch._ops.OpOverload):
         return 0.0
-    moved = sum(map(_bytes, pytree.tree_leaves(node.meta.get("val"))))
-    moved += sum(_bytes(n.meta.get("val")) for n in node.all_input_nodes)
-    return machine.seconds(_flops(node), moved)
+    return machine.seconds(_flops(node), bytes_moved(node))
+
+
+def at_ceilings(machine: Ceilings) -> Cost:
+    return partial(seconds, machine=machine)
+
+
+def bytes_moved(node: fx.Node) -> int:
+    """That the operator reads and writes."""
+    made = sum(map(_bytes, pytree.tree_leaves(node.meta.get("val"))))
+    return made + sum(_bytes(n.meta.get("val")) for n in node.all_input_nodes)
 
 
 def _bytes(value: Any) -> int:
@@ -107,4 +117,4 @@ def _flop_counts() -> Any:
     return flop_registry
 
 
-__all__ = ["CORE", "Ceilings", "ceilings", "narrow_type", "price", "seconds"]
+__all__ = ["CORE", "Ceilings", "Cost", "at_ceilings", "bytes_moved", "ceilings", "narrow_type", "price", "seconds"]

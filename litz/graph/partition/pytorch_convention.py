@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from litz.errors import OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.again import AGGRESSIVE, RULES, Rules
+from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.knapsack import SOLVERS
 from litz.graph.partition.sides import sides_of
@@ -28,6 +29,7 @@ def min_cut_rematerialization_partition(
     memory_budget: float = 1.0,
     solver: str = "dp",
     aggressive: bool = False,
+    cost: Cost | None = None,
     static_lifetime_input_indices: Any = None,
     **rules: bool,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -40,7 +42,8 @@ def min_cut_rematerialization_partition(
 
     `recomputable_ops` are cheap to compute again, besides what fuses into its readers. `rules` switch those of
     `Rules` on or off by name; `aggressive` switches all off. `memory_budget`: of the bytes that are kept then, a
-    fraction, found by `solver` ("dp", "greedy", "ilp").
+    fraction, found by `solver` ("dp", "greedy", "ilp"), where computing a node again takes the seconds that `cost`
+    says of it.
     """
     if not isinstance(memory_budget, (int, float)) or not 0 <= memory_budget <= 1:
         raise OptionError(f"memory_budget is a number from 0 to 1, not {memory_budget!r}")
@@ -55,7 +58,8 @@ def min_cut_rematerialization_partition(
     stated = replace(usual, allowed=frozenset(recomputable_ops or ()), **rules)
     whole = _as_joint(joint, num_fwd_outputs)
     sides = sides_of(whole, read_again=True)
-    kept = choose(whole, sides, Policy(stated, float(memory_budget), solver)).kept
+    policy = Policy(stated, float(memory_budget), solver, at_ceilings(CORE) if cost is None else cost)
+    kept = choose(whole, sides, policy).kept
     return _in_their_order(whole, split_at(whole, sides, kept))
 
 

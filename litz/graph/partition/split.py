@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from litz.graph.partition.again import Rules, forbidden, fuses, is_possible
 from litz.graph.partition.budget import within_fraction
-from litz.graph.partition.cost import CORE, Ceilings, seconds
+from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.knapsack import SOLVERS
 from litz.graph.partition.maxflow import INFINITE
@@ -21,13 +21,13 @@ from litz.graph.signature import Joint
 
 @dataclass(frozen=True)
 class Policy:
-    """What is asked of a split. `fraction`: of the bytes that would be kept without a bound; `machine`: whose time is
+    """What is asked of a split. `fraction`: of the bytes that would be kept without a bound; `cost`: the time that is
     to be lost least."""
 
     rules: Rules = Rules()
     fraction: float = 1.0
     solver: str = "dp"
-    machine: Ceilings = CORE
+    cost: Cost = at_ceilings(CORE)
 
     @property
     def reads_again(self) -> bool:
@@ -51,7 +51,7 @@ def choose(joint: Joint, sides: Sides, policy: Policy) -> Choice:
     usual = minimum_cut(problem, lambda n: INFINITE if n not in may or n in never else 0)
     if policy.fraction >= 1:
         return usual
-    dear = {n: seconds(n, policy.machine) for n in may - regions.again if not fuses(n, policy.rules.allowed)}
+    dear = {n: policy.cost(n) for n in may - regions.again if not fuses(n, policy.rules.allowed)}
     return within_fraction(problem, usual, policy.fraction, dear, may, SOLVERS[policy.solver])
 
 
