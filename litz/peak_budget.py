@@ -41,6 +41,18 @@ class Scheduled(NamedTuple):
     layout: Layout
 
 
+def unheard(ctx: Context) -> Context:
+    """For trials: the same options, without the user's hooks, and a report that nobody reads."""
+    return Context(replace(ctx.options, before=None, after=None, snapshots=False, dump=None), ctx.target)
+
+
+class Foretold(NamedTuple):
+    """Of a step that is not compiled: its peak, and its forward and backward in the order in which they would run."""
+
+    peak: Peak
+    programs: tuple[Program, Program]
+
+
 def fit_in(
     joint: Joint, ctx: Context, most: int, policy: Policy, schedule: Callable[..., Scheduled],
     compile_training: Callable[[Joint, Context, Policy], Step],
@@ -53,27 +65,14 @@ def fit_in(
             hint='write a number of bytes such as "6GiB", or a share of its memory such as "80%"',
         )
     arguments = _bytes_of_arguments(joint)
-    quiet = Context(replace(ctx.options, before=None, after=None, snapshots=False), ctx.target)
+    quiet = unheard(ctx)
 
     def asked(fraction: float) -> tuple[Joint, Policy]:
         copy = graph_module(joint.graph, copied(joint.graph.graph))
         return replace(joint, graph=copy), replace(policy, fraction=fraction)
 
     def foretold(fraction: float) -> Peak:
-        try:
-            return planned(fraction)
-        finally:
-            forget()
-
-    def planned(fraction: float) -> Peak:
-        parts = split(*asked(fraction))
-        _, forward, layout = schedule(rewrite_post_grad(parts.forward, quiet), quiet, True)
-        private = private_outputs(forward.outputs, forward.buffers, layout.owned)
-        donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
-        graph = without_tangents(parts.backward, parts.taken, ())
-        _, backward, behind = schedule(rewrite_post_grad(graph, quiet), quiet, True, donated)
-        kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
-        return _step(arguments, [peak(forward, layout, 0), peak(backward, behind, 0, kept)])
+        return foretell(*asked(fraction), quiet, schedule).peak
 
     def compiled(fraction: float) -> tuple[Step, Peak]:
         ctx.built.clear()
@@ -91,6 +90,22 @@ def fit_in(
     return step
 
 
+def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[..., Scheduled]) -> Foretold:
+    """A step up to its memory plan. The joint graph is written into: it is a copy; and nobody is told of it."""
+    try:
+        parts = split(joint, policy)
+        _, forward, layout = schedule(rewrite_post_grad(parts.forward, ctx), ctx, True)
+        private = private_outputs(forward.outputs, forward.buffers, layout.owned)
+        donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
+        graph = without_tangents(parts.backward, parts.taken, ())
+        _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated)
+        kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
+        found = _step(_bytes_of_arguments(joint), [peak(forward, layout, 0), peak(backward, behind, 0, kept)])
+        return Foretold(found, (forward, backward))
+    finally:
+        forget()
+
+
 def _bytes_of_arguments(joint: Joint) -> int:
     nodes = [n for n in joint.graph.graph.nodes if n.op == "placeholder"][: joint.primals]
     values = [n.meta.get("val") for n in nodes]
@@ -103,4 +118,4 @@ def _step(arguments: int, memories: Sequence[Memory]) -> Peak:
     return Peak(arguments + step_peak(forward, backwards), largest)
 
 
-__all__ = ["Scheduled", "fit_in"]
+__all__ = ["Foretold", "Scheduled", "fit_in", "foretell", "unheard"]

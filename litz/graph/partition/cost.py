@@ -5,7 +5,7 @@ In: a node of a joint graph, and for seconds how fast the machine computes and h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -98,11 +98,14 @@ def _bytes(value: Any) -> int:
 
 
 def _flops(node: fx.Node) -> float:
-    count = _flop_counts().get(node.target.overloadpacket)  # type: ignore[union-attr]
-    if count is None:
-        return 0.0
     args, kwargs = pytree.tree_map(_shape, (node.args, node.kwargs))
-    return float(count(*args, **kwargs, out_val=pytree.tree_map(_shape, node.meta["val"])))
+    return flops_of(node.target.overloadpacket, args, kwargs, pytree.tree_map(_shape, node.meta["val"]))  # type: ignore[union-attr]
+
+
+def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> float:
+    """Of a call with shapes in the place of tensors; none where no one has counted them."""
+    count = _flop_counts().get(operator)
+    return 0.0 if count is None else float(count(*args, **kwargs, out_val=made))
 
 
 def _shape(value: Any) -> Any:
@@ -117,4 +120,15 @@ def _flop_counts() -> Any:
     return flop_registry
 
 
-__all__ = ["CORE", "Ceilings", "Cost", "at_ceilings", "bytes_moved", "ceilings", "narrow_type", "price", "seconds"]
+__all__ = [
+    "CORE",
+    "Ceilings",
+    "Cost",
+    "at_ceilings",
+    "bytes_moved",
+    "ceilings",
+    "flops_of",
+    "narrow_type",
+    "price",
+    "seconds",
+]
