@@ -32,6 +32,7 @@ import torch
 from benchmarks.models import build, tensors
 from benchmarks.process import THREADS, describe, litz_backend
 from benchmarks.steps import Watch, interleaved
+from litz.debug.step import live_bytes
 
 Gradients = dict[str, torch.Tensor]  # and the loss
 CONTENDERS = ("eager", "inductor", "litz")
@@ -254,18 +255,6 @@ def peak(name: str, contender: str) -> dict[str, Any]:
     module.zero_grad(set_to_none=True)
     _return_memory(contender)
     return {"bytes": live_bytes(step), "resident": resident}
-
-
-def live_bytes(function: Callable[[], Any]) -> int:
-    """The largest sum of allocations minus releases while the function runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        function()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    live = highest = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        highest = max(highest, live)
-    return highest
 
 
 def _return_memory(contender: str) -> None:

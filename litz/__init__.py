@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from litz.aot.load import Loaded, load
     from litz.debug.debug_compile import debug_compile
     from litz.debug.explain_match import explain_match
+    from litz.debug.pareto import Pareto, pareto
     from litz.debug.ts_compile import ts_compile
     from litz.errors import (
         CacheError,
@@ -43,6 +44,8 @@ _HOME = {
     "jvp": "litz.frontdoor",
     "debug_compile": "litz.debug.debug_compile",
     "explain_match": "litz.debug.explain_match",
+    "pareto": "litz.debug.pareto",
+    "Pareto": "litz.debug.pareto",
     "min_cut_rematerialization_partition": "litz.graph.partition.pytorch_convention",
     "ts_compile": "litz.debug.ts_compile",
     "register_replacement": "litz.graph.replacement",
@@ -74,6 +77,7 @@ __all__ = [
     "LoweringError",
     "OptionError",
     "Options",
+    "Pareto",
     "ParseError",
     "Report",
     "RuleError",
@@ -89,6 +93,7 @@ __all__ = [
     "last_report",
     "load",
     "min_cut_rematerialization_partition",
+    "pareto",
     "register_replacement",
     "reports",
     "rule",

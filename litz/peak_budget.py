@@ -47,9 +47,11 @@ def unheard(ctx: Context) -> Context:
 
 
 class Foretold(NamedTuple):
-    """Of a step that is not compiled: its peak, and its forward and backward in the order in which they would run."""
+    """Of a step that is not compiled: its peak, and its forward and backward in the order in which they would run, with
+    the memory that each takes, but for what only code generation knows."""
 
     peak: Peak
+    memories: tuple[Memory, Memory]
     programs: tuple[Program, Program]
 
 
@@ -64,7 +66,7 @@ def fit_in(
             f"memory_budget is {most:,} bytes, more than the {there:,} of the machine",
             hint='write a number of bytes such as "6GiB", or a share of its memory such as "80%"',
         )
-    arguments = _bytes_of_arguments(joint)
+    arguments = bytes_of_arguments(joint)
     quiet = unheard(ctx)
 
     def asked(fraction: float) -> tuple[Joint, Policy]:
@@ -100,13 +102,13 @@ def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[...,
         graph = without_tangents(parts.backward, parts.taken, ())
         _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated)
         kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
-        found = _step(_bytes_of_arguments(joint), [peak(forward, layout, 0), peak(backward, behind, 0, kept)])
-        return Foretold(found, (forward, backward))
+        memories = peak(forward, layout, 0), peak(backward, behind, 0, kept)
+        return Foretold(_step(bytes_of_arguments(joint), memories), memories, (forward, backward))
     finally:
         forget()
 
 
-def _bytes_of_arguments(joint: Joint) -> int:
+def bytes_of_arguments(joint: Joint) -> int:
     nodes = [n for n in joint.graph.graph.nodes if n.op == "placeholder"][: joint.primals]
     values = [n.meta.get("val") for n in nodes]
     return sum(likely(v.numel()) * v.element_size() for v in values if isinstance(v, torch.Tensor))
@@ -118,4 +120,4 @@ def _step(arguments: int, memories: Sequence[Memory]) -> Peak:
     return Peak(arguments + step_peak(forward, backwards), largest)
 
 
-__all__ = ["Foretold", "Scheduled", "fit_in", "foretell", "unheard"]
+__all__ = ["Foretold", "Scheduled", "bytes_of_arguments", "fit_in", "foretell", "unheard"]

@@ -88,8 +88,8 @@ def compile_to_data(
         return Compiled(joint.signature, compile_graph(graph, ctx), None, joint.recipe), None
     most = bytes_of_budget(ctx.options.memory_budget, ctx.target.memory_bytes)
     if most is not None:
-        return fit_in(joint, ctx, most, _policy(ctx), _scheduled, _compile_training)
-    return _compile_training(joint, ctx, _policy(ctx))
+        return fit_in(joint, ctx, most, policy_of(ctx), scheduled, _compile_training)
+    return _compile_training(joint, ctx, policy_of(ctx))
 
 
 def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compiled, Backward]:
@@ -112,7 +112,7 @@ def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compi
     return Compiled(joint.signature, forward, step), backward
 
 
-def _policy(ctx: Context) -> Policy:
+def policy_of(ctx: Context) -> Policy:
     """What the options ask of the split."""
     options = ctx.options
     asked = options.memory_budget
@@ -145,7 +145,7 @@ def compile_graph(
 def _compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int], dropped: Sequence[int]
 ) -> Artifact:
-    lowered, program, layout = _scheduled(graph, ctx, training, donated)
+    lowered, program, layout = scheduled(graph, ctx, training, donated)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin)
     code = run("build", ctx, building.finish, rendering.modules)
@@ -162,7 +162,7 @@ def _compile_graph(
     return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
 
 
-def _scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequence[int] = ()) -> Scheduled:
+def scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequence[int] = ()) -> Scheduled:
     """A graph as kernels and calls in order, and where their memory lies."""
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)

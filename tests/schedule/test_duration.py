@@ -17,7 +17,7 @@ from litz.loop.ir import Program
 from litz.ops.decompose import decompositions
 from litz.options import Options
 from litz.peak_budget import foretell
-from litz.pipeline import _scheduled
+from litz.pipeline import scheduled
 from litz.schedule.duration import duration
 from litz.target import detect
 
@@ -27,7 +27,7 @@ BY_BYTES, BY_FLOPS = Ceilings(math.inf, 1.0), Ceilings(1.0, math.inf)
 def programs(function: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> tuple[Program, Program]:
     inputs = [torch.randn(*shape, requires_grad=True) for shape in shapes]
     joint = trace_joint(function, inputs, None, decompositions(), True)
-    return foretell(joint, Policy(), Context(Options.parse(options), detect()), _scheduled).programs
+    return foretell(joint, Policy(), Context(Options.parse(options), detect()), scheduled).programs
 
 
 def test_a_fused_kernel_touches_each_of_its_buffers_once() -> None:
