@@ -28,10 +28,10 @@ class Layer(torch.nn.Module):
 
 
 class Stack(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.calls = torch.nn.Buffer(torch.zeros(()))
-        self.layers = torch.nn.ModuleList(Layer() for _ in range(4))
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
         self.drop = torch.nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
