@@ -18,6 +18,7 @@
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
 # make bench-memory   the peak of training steps, predicted against measured, at three budgets
+# make bench-cut   the minimum cut of 50,000 nodes against networkx's, and how it and the whole compile grow; CUT="--without-compile" for a part
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
@@ -33,7 +34,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-cut bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -63,6 +64,9 @@ bench: setup
 
 bench-memory: setup
 	$(BIN)/python -m benchmarks.memory $(MEMORY)
+
+bench-cut: setup
+	$(BIN)/python -m benchmarks.cut $(CUT)
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(GPU)

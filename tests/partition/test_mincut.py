@@ -17,7 +17,7 @@ from litz.graph.partition import maxflow
 from litz.graph.partition.absent import without_tangents
 from litz.graph.partition.again import fuses
 from litz.graph.partition.extract import Split
-from litz.graph.partition.maxflow import INFINITE, FlowNetwork
+from litz.graph.partition.maxflow import INFINITE, FlowNetwork, Residual
 from litz.graph.partition.mincut import minimum_cut, problem_of
 from litz.graph.partition.sides import Sides, sides_of
 from litz.graph.partition.split import split
@@ -342,13 +342,13 @@ def deep_joint(layers: int) -> Joint:
 
 
 def test_work_grows_with_the_graph_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = FlowNetwork.__init__
+    made = Residual.__init__
 
-    def counting(self: Any) -> None:
-        made(self)
-        self.room, self.head = Counted(), Counted()
+    def counting(self: Any, network: FlowNetwork) -> None:
+        made(self, network)
+        self.room, self.head = Counted(self.room), Counted(self.head)
 
-    monkeypatch.setattr(FlowNetwork, "__init__", counting)
+    monkeypatch.setattr(Residual, "__init__", counting)
     monkeypatch.setattr(maxflow, "installed_solver", lambda: None)
     reads = []
     for layers in (125, 250, 500, 1000):

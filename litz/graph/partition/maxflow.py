@@ -16,21 +16,19 @@ INFINITE = 1 << 60
 
 class FlowNetwork:
     def __init__(self) -> None:
-        self.edges: list[list[int]] = []  # vertex -> edge numbers
-        self.head: list[int] = []
-        self.room: list[int] = []  # residual capacity; edge e ^ 1 is the reverse of e
+        self.vertices = 0
+        self.tails: list[int] = []
+        self.heads: list[int] = []
+        self.capacities: list[int] = []
 
     def vertex(self) -> int:
-        self.edges.append([])
-        return len(self.edges) - 1
+        self.vertices += 1
+        return self.vertices - 1
 
     def edge(self, tail: int, head: int, capacity: int) -> None:
-        self.edges[tail].append(len(self.head))
-        self.head.append(head)
-        self.room.append(capacity)
-        self.edges[head].append(len(self.head))
-        self.head.append(tail)
-        self.room.append(0)
+        self.tails.append(tail)
+        self.heads.append(head)
+        self.capacities.append(capacity)
 
     def minimum_cut(self, source: int, sink: int) -> tuple[int, set[int]]:
         """The flow's value, and the vertices from which the sink is out of reach when it is maximal."""
@@ -40,14 +38,32 @@ class FlowNetwork:
     def _by_solver(self, solver: Any, source: int, sink: int) -> tuple[int, set[int]]:
         import numpy
 
-        capacities = numpy.array(self.room[::2], dtype=numpy.int64)
-        solver.add_arcs_with_capacity(numpy.array(self.head[1::2]), numpy.array(self.head[::2]), capacities)
+        solver.add_arcs_with_capacity(
+            numpy.array(self.tails), numpy.array(self.heads), numpy.array(self.capacities, dtype=numpy.int64)
+        )
         status = solver.solve(source, sink)
         if status != solver.OPTIMAL:  # sums of capacities that its numbers do not hold
             return self._by_dinic(source, sink)
-        return solver.optimal_flow(), set(range(len(self.edges))) - {sink, *solver.get_sink_side_min_cut()}
+        return solver.optimal_flow(), set(range(self.vertices)) - {sink, *solver.get_sink_side_min_cut()}
 
     def _by_dinic(self, source: int, sink: int) -> tuple[int, set[int]]:
+        return Residual(self).minimum_cut(source, sink)
+
+
+class Residual:
+    """What room edges have left, by Dinic's algorithm: along shortest paths, until none leads to the sink."""
+
+    def __init__(self, network: FlowNetwork):
+        self.edges: list[list[int]] = [[] for _ in range(network.vertices)]  # vertex -> edge numbers
+        self.head: list[int] = []
+        self.room: list[int] = []  # edge e ^ 1 is the reverse of e
+        for tail, head, capacity in zip(network.tails, network.heads, network.capacities, strict=True):
+            self.edges[tail].append(len(self.head))
+            self.edges[head].append(len(self.head) + 1)
+            self.head += (head, tail)
+            self.room += (capacity, 0)
+
+    def minimum_cut(self, source: int, sink: int) -> tuple[int, set[int]]:
         total = 0
         while True:
             level = self._levels(source, sink)
@@ -124,4 +140,4 @@ def installed_solver() -> Any | None:
     return SimpleMaxFlow
 
 
-__all__ = ["INFINITE", "FlowNetwork", "installed_solver"]
+__all__ = ["INFINITE", "FlowNetwork", "Residual", "installed_solver"]

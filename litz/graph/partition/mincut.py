@@ -50,42 +50,78 @@ def problem_of(joint: Joint, sides: Sides, unkept: frozenset[fx.Node] = frozense
     nodes = tuple(n for n in graph.nodes if n in needed and n not in sides.late and n.op != "output")
     by_then = sides.read_by_then(nodes)
     unkept |= by_then
-    return Problem(
-        sides, gradients, needed, nodes, {n: INFINITE if n in unkept else price(n, sides) for n in nodes}
-    )
+    return Problem(sides, gradients, needed, nodes, {n: INFINITE if n in unkept else price(n, sides) for n in nodes})
 
 
 def minimum_cut(problem: Problem, toll: Toll) -> Choice:
-    sides, needed = problem.sides, problem.needed
-    network = FlowNetwork()
-    source, sink = network.vertex(), network.vertex()
-    inward: dict[fx.Node, int] = {}
-    outward: dict[fx.Node, int] = {}
-    for node in problem.nodes:
-        inward[node], outward[node] = network.vertex(), network.vertex()
-        network.edge(inward[node], outward[node], problem.prices[node])
-        cost = INFINITE if node.op == "placeholder" else 0 if sides.only_in_backward(node) else toll(node)
-        if cost:
-            network.edge(source, inward[node], cost)
-    for node in problem.nodes:
-        owner = sides.owner(node)
-        formulas = [user for user in node.users if user in needed and sides.only_in_backward(user)]
-        if node in problem.gradients or (formulas if owner in sides.seen else not sides.late.isdisjoint(formulas)):
-            network.edge(outward[owner], sink, INFINITE)
-            if owner in sides.seen:
-                # Eager reads what it is by then, so that no other tensor will do.
-                network.edge(source, inward[owner], INFINITE)
-        for user in node.users:
-            if user in inward and sides.owner(user) is not owner:
-                # Of what the caller sees, keeping it is no way to compute anything of the forward's again.
-                private = owner in sides.seen and not sides.reads_what_is_seen(user)
-                network.edge(inward[owner] if private else outward[owner], inward[user], INFINITE)
+    network, inward, outward = network_of(problem, toll)
     # Of cuts that cost as much, the last: what it keeps is not computed again.
-    value, reached = network.minimum_cut(source, sink)
+    value, reached = network.minimum_cut(SOURCE, SINK)
     assert value < INFINITE, "the backward needs something that can be neither kept nor computed again"
     kept = tuple(n for n in problem.nodes if inward[n] in reached and outward[n] not in reached)
     again = frozenset(n for n in problem.nodes if inward[n] not in reached)
-    return Choice(kept, again, sum(problem.prices[n] for n in kept if _is_own(n, sides)))
+    return Choice(kept, again, sum(problem.prices[n] for n in kept if _is_own(n, problem.sides)))
+
+
+SOURCE, SINK = 0, 1
+Vertices = dict[fx.Node, int]
+
+
+def network_of(problem: Problem, toll: Toll) -> tuple[FlowNetwork, Vertices, Vertices]:
+    """The edges, and between which vertices each node's own is. What no cut can part is one vertex from the start:
+    most of the forward is, and the solver has only the rest to look at."""
+    sides = problem.sides
+    wanted, given = wanted_of(problem)
+    network = FlowNetwork()
+    assert (network.vertex(), network.vertex()) == (SOURCE, SINK)
+    inward: Vertices = {}
+    outward: Vertices = {}
+    for node in problem.nodes:
+        price = problem.prices[node]
+        known = node.op == "placeholder" or node in given
+        cost = INFINITE if known else 0 if sides.only_in_backward(node) else toll(node)
+        end = SINK if node in wanted else None
+        if cost >= INFINITE:
+            inward[node] = SOURCE
+        else:
+            inward[node] = SINK if end is not None and price >= INFINITE else network.vertex()
+            if cost:
+                network.edge(SOURCE, inward[node], cost)
+        if price >= INFINITE and end is None:
+            outward[node] = inward[node]
+            continue
+        outward[node] = network.vertex() if end is None else end
+        if inward[node] != outward[node]:
+            network.edge(inward[node], outward[node], price)
+    for node in problem.nodes:
+        owner = sides.owner(node)
+        for user in node.users:
+            head = inward.get(user, SOURCE)
+            if head == SOURCE or sides.owner(user) is owner:
+                continue
+            # Of what the caller sees, keeping it is no way to compute anything of the forward's again.
+            private = owner in sides.seen and not sides.reads_what_is_seen(user)
+            tail = inward[owner] if private else outward[owner]
+            if tail not in (head, SINK):
+                network.edge(tail, head, INFINITE)
+    return network, inward, outward
+
+
+def wanted_of(problem: Problem) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What the backward itself reads, by the node that is kept for it; and what of that is the caller's: eager reads
+    what that is by then, so that no other tensor will do."""
+    sides, needed = problem.sides, problem.needed
+    wanted: set[fx.Node] = set()
+    given: set[fx.Node] = set()
+    for node in problem.nodes:
+        owner = sides.owner(node)
+        seen = owner in sides.seen
+        formulas = [user for user in node.users if user in needed and sides.only_in_backward(user)]
+        if node in problem.gradients or (formulas if seen else not sides.late.isdisjoint(formulas)):
+            wanted.add(owner)
+            if seen:
+                given.add(owner)
+    return wanted, given
 
 
 def _is_own(node: fx.Node, sides: Sides) -> bool:
@@ -93,4 +129,4 @@ def _is_own(node: fx.Node, sides: Sides) -> bool:
     return node not in sides.seen and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-__all__ = ["Choice", "Problem", "Toll", "minimum_cut", "problem_of"]
+__all__ = ["SINK", "SOURCE", "Choice", "Problem", "Toll", "minimum_cut", "network_of", "problem_of", "wanted_of"]
