@@ -289,6 +289,28 @@ def mend_after_capture(graph: Any, device: int, pool: Any) -> None:
             again.reset()
 
 
+def highest_allocation(function: Any) -> int:
+    """Bytes that the CPU's allocator has given to this thread at once while the function ran; 0 where somebody is
+    counting already. PyTorch's older profiler counts in a moment; the newer one takes seconds to begin."""
+    from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy, _profiler_enabled
+    from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+    if _profiler_enabled():
+        function()
+        return 0
+    counting = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(counting)
+    try:
+        function()
+    finally:
+        threads = _disable_profiler_legacy()
+    live = highest = 0
+    for event in (event for thread in threads for event in thread if event.kind() == "memory_alloc"):
+        live += event.cpu_memory_usage()
+        highest = max(highest, live)
+    return highest
+
+
 class ReplayTable:
     """What torch 2.11's functionalisation asks of the tracer below it: the node of each tensor it is about to sync.
 

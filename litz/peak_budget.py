@@ -29,6 +29,7 @@ from litz.loop.remember import forget
 from litz.report import Memory, step_peak
 from litz.runtime.artifact import Compiled
 from litz.runtime.bind import Backward
+from litz.runtime.within_calls import taken_within
 from litz.schedule.memory import Layout
 from litz.schedule.peak import peak
 
@@ -102,7 +103,8 @@ def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[...,
         graph = without_tangents(parts.backward, parts.taken, ())
         _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated)
         kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
-        memories = peak(forward, layout, 0), peak(backward, behind, 0, kept)
+        within = taken_within(ctx.target)
+        memories = (peak(forward, layout, 0, within=within), peak(backward, behind, 0, kept, within=within))
         return Foretold(_step(bytes_of_arguments(joint), memories), memories, (forward, backward))
     finally:
         forget()

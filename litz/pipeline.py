@@ -47,6 +47,7 @@ from litz.peak_budget import Scheduled, fit_in
 from litz.report import Built
 from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
+from litz.runtime.within_calls import taken_within
 from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
@@ -155,7 +156,9 @@ def _compile_graph(
     plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
-    memory = peak(program, layout, rendering.workspace, program.named(dropped))
+    # Who asks about memory waits for the answer: each kind of call is run once.
+    within = None if ctx.options.memory_budget is None else taken_within(ctx.target)
+    memory = peak(program, layout, rendering.workspace, program.named(dropped), within=within)
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size, memory)
     ctx.built.append(built)
     ctx.publish()

@@ -5,19 +5,19 @@ and return memory.
 
 Counted is what the program takes: its arena, large temporaries with memory of their own, results, what operators
 allocate for theirs. Arguments are the caller's; one that he drops as he goes is counted off after its last use. What
-libraries allocate for themselves within a call is theirs.
+libraries allocate for themselves within a call is counted where the caller knows it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
 from litz.loop.dtype import DTYPES
 from litz.loop.formula import Measures
-from litz.loop.ir import Buffer, Program, View
+from litz.loop.ir import Buffer, Call, Program, View
 from litz.report import Memory
 from litz.schedule.lifetimes import lifetimes
 from litz.schedule.memory import Layout
@@ -27,9 +27,11 @@ _LARGEST = 5  # buffers that are named
 
 
 def peak(
-    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None
-) -> Memory:
-    """`dropped`: arguments that are the run's to let go of. Where sizes vary, it is for likely ones."""
+    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
+    within: Callable[[Call], int] | None = None,
+) -> Memory:  # fmt: skip
+    """`dropped`: arguments that are the run's to let go of; `within`: what a call takes for itself. Where sizes vary,
+    it is for likely ones."""
     buffers, steps = program.buffers, len(program.steps)
     arena = place(buffers, layout.shared, sizes).size + workspace
     stays: list[tuple[str, int, int, int]] = []  # buffer, bytes, the first and the last step with it
@@ -49,7 +51,8 @@ def peak(
         elif buffer.kind == "output":
             stays.append((name, _bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
     gone = [(_bytes_of(buffers[name], sizes), last_use.get(name, -1) + 1) for name in dropped if name in buffers]
-    return _followed(program, arena, stays, gone)
+    taken = {at: within(step) for at, step in enumerate(program.steps) if isinstance(step, Call)} if within else {}
+    return _followed(program, arena, stays, gone, taken)
 
 
 def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
@@ -61,8 +64,9 @@ def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
 
 
 def _followed(
-    program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]]
-) -> Memory:
+    program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]],
+    taken: Mapping[int, int],
+) -> Memory:  # fmt: skip
     steps = len(program.steps)
     change: Counter[int] = Counter()
     for _, size, first, last in stays:
@@ -73,10 +77,13 @@ def _followed(
     live, most, when = 0, 0, 0
     for at in range(steps):
         live += change[at]
-        if live > most:
-            most, when = live, at
+        if live + taken.get(at, 0) > most:
+            most, when = live + taken.get(at, 0), at
     left = live + change[steps]
-    held = sorted(((size, name) for name, size, first, last in stays if first <= when <= last), reverse=True)
+    there = [(size, name) for name, size, first, last in stays if first <= when <= last]
+    if taken.get(when):
+        there.append((taken[when], "what the call takes for itself"))
+    held = sorted(there, reverse=True)
     what = program.steps[when].name if program.steps and hasattr(program.steps[when], "name") else ""
     return Memory(arena, arena + most, left, what, tuple((name, size) for size, name in held[:_LARGEST]))
 
