@@ -69,6 +69,7 @@ class Context:
     occasion: Occasion = Occasion()
     state: Mapping[int, str] = field(default_factory=dict)  # inputs that are parameters or buffers: place -> name
     freezing: Freezing | None = None
+    again_seconds: float | None = None
     left_to_eager: str | None = None
     dumped: int = 0  # texts that were written to files
     number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
@@ -80,7 +81,7 @@ class Context:
         """The stages start anew: what they have said so far is of no result."""
         fresh = Context(self.options, self.target)
         found = ("timings", "snapshots", "firings", "fallbacks", "near_misses", "notes", "fuel", "spent", "built")
-        for name in (*found, "freezing"):
+        for name in (*found, "freezing", "again_seconds"):
             setattr(self, name, getattr(fresh, name))
 
     def spend(self, what: str) -> bool:
@@ -154,7 +155,7 @@ class Context:
 
     def told(self) -> Told:
         missed, fell_back = tuple(self.near_misses), tuple(self.fallbacks)
-        return Told(tuple(self.firings), missed, fell_back, tuple(self.notes), self.freezing)
+        return Told(tuple(self.firings), missed, fell_back, tuple(self.notes), self.freezing, self.again_seconds)
 
     def recalled(self, told: Told, built: Built) -> None:
         """Nothing was compiled: this is what was said of it when it was."""
@@ -162,7 +163,7 @@ class Context:
         self.near_misses.update(dict.fromkeys(told.near_misses))
         self.fallbacks += told.fallbacks
         self.notes += told.notes
-        self.freezing = told.freezing
+        self.freezing, self.again_seconds = told.freezing, told.again_seconds
         self.recalling.append("from the cache")
         self.built.append(built)
         self.publish()
@@ -198,6 +199,7 @@ class Context:
             graphs=tuple(self.graphs),
             cache=tuple(self.recalling),
             freezing=self.freezing,
+            again_seconds=self.again_seconds,
             target=str(self.target),
             fuel_left=self.fuel,
             last_spent=self.spent[-1] if self.spent else None,

@@ -2,8 +2,9 @@
 
 In: a joint graph, the bound, and the stages that follow. Out: what was compiled with the least time lost.
 
-Each fraction of what would be kept is tried on a copy, as far as its memory plan, which says what a step will take;
-the first that fits is compiled, and asked once more, now that what kernels take for themselves is known too.
+A plan has levels, each with less memory and more time lost than the one before. Those near the bound are tried on a
+copy, as far as its memory plan, which says what a step will take; the first that fits is compiled, and asked once more,
+now that what kernels take for themselves is known too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from litz.context import Context
 from litz.errors import OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.split import Policy, split
+from litz.graph.partition.split import Policy, plan, split
 from litz.graph.partition.within_peak import Peak, within_peak
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.signature import Joint
@@ -69,25 +70,28 @@ def fit_in(
         )
     arguments = bytes_of_arguments(joint)
     quiet = unheard(ctx)
+    levels = plan(joint, policy)
 
-    def asked(fraction: float) -> tuple[Joint, Policy]:
+    def asked(level: int) -> tuple[Joint, Policy]:
         copy = graph_module(joint.graph, copied(joint.graph.graph))
-        return replace(joint, graph=copy), replace(policy, fraction=fraction)
+        kept = None if level == 0 else frozenset(node.name for node in levels.at(level).kept)
+        return replace(joint, graph=copy), replace(policy, fraction=1.0, kept=kept)
 
-    def foretold(fraction: float) -> Peak:
-        return foretell(*asked(fraction), quiet, schedule).peak
+    def foretold(level: int) -> Peak:
+        return foretell(*asked(level), quiet, schedule).peak
 
-    def compiled(fraction: float) -> tuple[Step, Peak]:
+    def compiled(level: int) -> tuple[Step, Peak]:
         ctx.built.clear()
-        copy, how = asked(fraction)
+        copy, how = asked(level)
         step = compile_training(copy, ctx, how)
         step[1](())
         return step, _step(arguments, [built.memory for built in ctx.built])
 
-    step, fitting = within_peak(most, foretold, compiled)
+    step, fitting = within_peak(most, levels.bounds, foretold, compiled)
+    ctx.again_seconds = levels.at(fitting.level).seconds
     ctx.note(
-        f"memory_budget of {most:,} bytes: {fitting.fraction:.0%} of what would be kept is kept; a step takes "
-        f"{fitting.peak.bytes:,} bytes at its peak, {arguments:,} of them for arguments"
+        f"memory_budget of {most:,} bytes: a step takes {fitting.peak.bytes:,} bytes at its peak, {arguments:,} of "
+        f"them for arguments, and spends {ctx.again_seconds * 1e3:.1f} ms on computing again"
     )
     ctx.publish()
     return step

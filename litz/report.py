@@ -108,6 +108,7 @@ class Told(NamedTuple):
     fallbacks: tuple[Fallback, ...] = ()
     notes: tuple[str, ...] = ()
     freezing: Freezing | None = None
+    again_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Report:
     was compiled, backward; `peak_bytes` is the most memory that a call, or a step with its backward, takes beyond its
     arguments. `left_to_eager` says why nothing was compiled, if so; `graphs` which calls were captured as CUDA graphs,
     or why not, once it is known; `cache` whether it was there already, or else how it differs from what was;
-    `freezing` which arguments became constants, where that was asked for."""
+    `freezing` which arguments became constants, where that was asked for; `again_seconds` what of a step computing
+    again takes, as foreseen, where a bound on the peak was asked for."""
 
     occasion: Occasion = Occasion()
     built: tuple[Built, ...] = ()
@@ -135,6 +137,7 @@ class Report:
     graphs: tuple[str, ...] = ()
     cache: tuple[str, ...] = ()
     freezing: Freezing | None = None
+    again_seconds: float | None = None
     target: str = ""
     fuel_left: int | None = None
     last_spent: str | None = None

@@ -1,21 +1,21 @@
 """A bound on the peak, in bytes: the least time lost that stays within it.
 
-In: how much memory a step takes if a fraction of what would be kept is kept, foretold and as compiled. Out: what was
-compiled with the first fraction that fits.
+In: how much memory a step takes at each level of a plan, foreseen, foretold and as compiled. Out: what was compiled at
+the first level that fits.
 
-The fractions are the same whatever the bound, and each loses more time than the one before. So a larger bound never
-costs more time, and a smaller one never leads to a higher peak.
+The levels are the same whatever the bound, and none loses less time than the one before. The search begins where the
+peak is foreseen to fit, and goes on until it does, and back as long as it does: so a larger bound never ends at a later
+level, and never costs more time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from litz.errors import OptionError
 
 Compiled = TypeVar("Compiled")
-FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02, 0.0)
 
 
 class Peak(NamedTuple):
@@ -26,23 +26,37 @@ class Peak(NamedTuple):
 
 
 class Fitting(NamedTuple):
-    fraction: float
+    level: int
     peak: Peak
 
 
 def within_peak(
-    most: int, foretold: Callable[[float], Peak], compiled: Callable[[float], tuple[Compiled, Peak]]
+    most: int,
+    foreseen: Sequence[int],
+    foretold: Callable[[int], Peak],
+    compiled: Callable[[int], tuple[Compiled, Peak]],
 ) -> tuple[Compiled, Fitting]:
-    """`foretold` takes no code generation, and so leaves out what only that knows: it is asked first."""
-    least: Peak | None = None
-    for fraction in FRACTIONS:
-        peak = foretold(fraction)
-        if peak.bytes <= most:
-            result, peak = compiled(fraction)
-            if peak.bytes <= most:
-                return result, Fitting(fraction, peak)
-        least = peak if least is None or peak.bytes < least.bytes else least
-    assert least is not None
+    """`foreseen`: bytes of each level, but for what all have alike. `foretold` follows the program, without code
+    generation, and so leaves out what only that knows: it is asked before anything is compiled."""
+    known: dict[int, Peak] = {}
+
+    def fits(level: int) -> bool:
+        if level not in known:
+            known[level] = foretold(level)
+        return known[level].bytes <= most
+
+    start, end = 0, len(foreseen)
+    if not fits(0):
+        alike = known[0].bytes - foreseen[0]
+        start = next((n for n in range(1, end) if foreseen[n] + alike <= most), end - 1)
+        while start > 1 and fits(start) and fits(start - 1):
+            start -= 1
+    for level in range(start, end):
+        if fits(level):
+            result, known[level] = compiled(level)
+            if fits(level):
+                return result, Fitting(level, known[level])
+    least = min(known.values(), key=lambda peak: peak.bytes)
     holding = ", ".join(f"{name} ({size:,} bytes)" for name, size in least.largest)
     raise OptionError(
         f"memory_budget is {most:,} bytes, and a step takes {least.bytes:,} at least, arguments and gradients included",
@@ -50,4 +64,4 @@ def within_peak(
     )
 
 
-__all__ = ["FRACTIONS", "Fitting", "Peak", "within_peak"]
+__all__ = ["Fitting", "Peak", "within_peak"]

@@ -1,0 +1,93 @@
+"""The plan of a deep model: blocks are found, each level is a whole split, and less memory never costs less time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from litz.capture.joint import trace_joint
+from litz.graph.module import copied, graph_module
+from litz.graph.partition.blockwise import LEVELS, Plan
+from litz.graph.partition.split import Policy, plan, split
+from litz.graph.signature import Joint
+from litz.ops.decompose import decompositions
+from tests.partition.test_mincut import PROGRAMS, flow, joint_of, tangents_of
+
+LAYERS = 6
+
+
+def stack(x: torch.Tensor, table: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Layers with a residual stream, all of which read a table that is made first."""
+    turned = table.cos()
+    for _ in range(LAYERS):
+        x = x + F.gelu(F.layer_norm(x, (8,)) @ w + turned).tanh() @ u
+    return x.square().mean()
+
+
+def joint() -> tuple[Joint, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    shapes = ((64, 8), (1, 32), (8, 32), (32, 8))
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    return trace_joint(stack, inputs, None, decompositions(), True), inputs
+
+
+def at_level(whole: Joint, found: Plan, level: int) -> tuple[Joint, Policy]:
+    copy = replace(whole, graph=graph_module(whole.graph, copied(whole.graph.graph)))
+    return copy, Policy(kept=frozenset(n.name for n in found.at(level).kept))
+
+
+def products(graph: fx.Graph) -> int:
+    return sum(n.target is torch.ops.aten.mm.default for n in graph.nodes)
+
+
+def test_a_layer_is_a_block() -> None:
+    whole, _ = joint()
+    found = plan(whole, Policy())
+    residuals = [n for n in found.blocks.boundaries if n.target is torch.ops.aten.add.Tensor]
+    assert len(residuals) >= LAYERS - 1
+    assert any(n.target is torch.ops.aten.cos.default for n in found.blocks.shared)
+
+
+@pytest.mark.parametrize("level", [1, LEVELS // 2, LEVELS])
+def test_at_each_level_the_two_sides_are_the_whole(level: int) -> None:
+    whole, inputs = joint()
+    tangents = tangents_of(whole)
+    want = whole.graph(*inputs, *tangents)
+    copy, policy = at_level(whole, plan(whole, Policy()), level)
+    own, gradients = flow(split(copy, policy), copy, inputs, tangents)
+    torch.testing.assert_close([*own, *gradients], list(want), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_without_blocks(name: str) -> None:
+    whole, inputs = joint_of(name)
+    tangents = tangents_of(whole)
+    want = whole.graph(*(x.clone() for x in inputs), *tangents)
+    copy, policy = at_level(whole, plan(whole, Policy()), LEVELS)
+    own, gradients = flow(split(copy, policy), copy, [x.clone() for x in inputs], tangents)
+    torch.testing.assert_close([*own, *gradients], list(want), rtol=1e-12, atol=1e-12)
+
+
+def test_less_memory_never_costs_less_time() -> None:
+    whole, _ = joint()
+    found = plan(whole, Policy())
+    levels = [found.at(level) for level in range(LEVELS + 1)]
+    assert [level.bound for level in levels] == sorted((level.bound for level in levels), reverse=True)
+    assert [level.seconds for level in levels] == sorted(level.seconds for level in levels)
+    assert levels[0].seconds == 0.0 < levels[-1].seconds
+    assert levels[-1].bound < 0.6 * levels[0].bound
+
+
+def test_nothing_is_computed_twice_in_the_backward() -> None:
+    """The least memory is the forward once more at the most."""
+    whole, _ = joint()
+    found = plan(whole, Policy())
+    usual = products(split(*at_level(whole, found, 0)).backward.graph)
+    counts = [products(split(*at_level(whole, found, level)).backward.graph) for level in range(1, LEVELS + 1, 8)]
+    assert all(usual <= count <= usual + 2 * LAYERS for count in counts)
+    assert all(before <= after for before, after in itertools.pairwise(counts))
