@@ -148,12 +148,14 @@ def _compile_graph(
 ) -> Artifact:
     lowered, program, layout = scheduled(graph, ctx, training, donated)
     building = Building(ctx.target, ctx.cache)
-    rendering = run("render", ctx, render, program, layout, ctx, building.begin)
+    rendering = run("render", ctx, render, program, layout, ctx, building.begin, lowered.origins)
     code = run("build", ctx, building.finish, rendering.modules)
     for why in code.left_to_driver:
         ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
-    plan = host_plan(program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace)
+    plan = host_plan(
+        program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace, rendering.labels
+    )
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
     # Who asks about memory waits for the answer: each kind of call is run once.

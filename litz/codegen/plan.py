@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Union
 
 from litz.loop.expr import Size, expr
@@ -49,6 +50,7 @@ class Item:
     takes: tuple[Apart, ...] = ()  # memory that is needed from here on
     returns: tuple[Apart, ...] = ()  # memory that is not needed afterwards
     drops: tuple[Dropped, ...] = ()
+    label: str = ""  # of an operator, for profilers
     in_time: bool = True  # it ends before the first step that the caller can see to have been run, or fails before that
 
 
@@ -106,9 +108,7 @@ class HostPlan:
         return tuple(source.name for source in self.sizes if source.name in names)
 
 
-def private_outputs(
-    outputs: Sequence[Arg], buffers: Mapping[str, Buffer], owned: frozenset[str]
-) -> frozenset[int]:
+def private_outputs(outputs: Sequence[Arg], buffers: Mapping[str, Buffer], owned: frozenset[str]) -> frozenset[int]:
     """Outputs that are all of a buffer made for them, which no other output shows."""
     seen = Counter(v.buffer for v in outputs if isinstance(v, View))
     return frozenset(
@@ -120,10 +120,11 @@ def private_outputs(
 
 def host_plan(
     program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], slots: Mapping[str, int], constants: int,
-    workspace: int,
+    workspace: int, labels: Mapping[int, str] = MappingProxyType({}),
 ) -> HostPlan:  # fmt: skip
-    """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some."""
-    items = _items(program, layout, runs, constants)
+    """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some.
+    `labels`: what profilers show for steps."""
+    items = _items(program, layout, runs, constants, labels)
     written = {name for step in program.steps for name in step.writes if program.buffers[name].kind == "input"}
     drawn = {call.target for call in program.calls if draws(call)}
     return HostPlan(
@@ -132,7 +133,9 @@ def host_plan(
     )  # fmt: skip
 
 
-def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], constants: int) -> tuple[Item, ...]:
+def _items(
+    program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], constants: int, labels: Mapping[int, str]
+) -> tuple[Item, ...]:
     starts = [first for first, _ in runs]
     made: list[list[str]] = [[] for _ in runs]
     taken: list[list[Apart]] = [[] for _ in runs]
@@ -158,6 +161,7 @@ def _items(program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], co
     return tuple(
         Item(
             run, first, tuple(made[i]), tuple(taken[i]), tuple(returned[i]), tuple(dropped[i]),
+            labels.get(first, "") if isinstance(run, Call) else "",
             layout.first_effect is None
             or ends[i] <= layout.first_effect
             or (first == layout.first_effect and isinstance(run, Call) and looks_before_it_draws(program, run)),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -85,10 +85,18 @@ _RESHAPED = {
 }
 
 
+class Origin(NamedTuple):
+    """What a step comes from: an operator, and where the user called it."""
+
+    operator: str
+    trace: str | None
+
+
 @dataclass(frozen=True)
 class Lowered:
     program: Program
     constants: tuple[torch.Tensor | Held | InPanels, ...]  # values of the inputs that follow the user's own
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # by the names that steps have for them
 
 
 def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
@@ -125,7 +133,15 @@ def lower(graph_module: fx.GraphModule, ctx: Context) -> Lowered:
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     constants = _constants_read(builder, outputs)
     program = Program(builder.buffers, (*inputs, *constants), tuple(outputs), tuple(builder.steps))
-    return Lowered(_with_numbers(program, builder.numbers, given), tuple(constants.values()))
+    program = _with_numbers(program, builder.numbers, given)
+    return Lowered(program, tuple(constants.values()), _origins(graph_module))
+
+
+def _origins(graph_module: fx.GraphModule) -> dict[str, Origin]:
+    called = (node for node in graph_module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    return {
+        node.name: Origin(node.target._schema.name.split("::")[-1], node.meta.get("stack_trace")) for node in called
+    }
 
 
 def _constants_read(builder: Builder, outputs: Any) -> dict[str, torch.Tensor | Held | InPanels]:

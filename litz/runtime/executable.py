@@ -36,6 +36,7 @@ from litz.runtime.handle import taken_over
 from litz.runtime.layout import on_device
 from litz.runtime.link import Code
 from litz.runtime.operator import Operator
+from litz.runtime.profiled import end_event, follow_profiler, profiler
 from litz.schedule.memory import Apart
 
 _MOST_SIZES = 32  # combinations of sizes whose arenas are kept
@@ -89,7 +90,7 @@ class Executable:
         if isinstance(item.run, Native):
             hands = tuple((name, self.slots[handle_slot(name)]) for name in item.run.hands_over)
             return Bound(item, self.code.function(item.run.function), None, forgets, drops, hands)
-        return Bound(item, None, Operator(item.run, self), forgets, drops)
+        return Bound(item, None, Operator(item.run, self, item.label), forgets, drops)
 
     def _held_inputs(self) -> tuple[tuple[int, str], ...]:
         """Inputs that are needed as tensors, not only where they lie: by operators, as results, for their memory."""
@@ -200,6 +201,8 @@ class Executable:
         frame.use(block)
         if self.device.aligns:
             self.device.tell(frame.slots, self.constants)
+        if profiler._is_profiler_enabled is not frame.profiled:
+            follow_profiler(frame, self.slots)
         return block
 
     def _frame_for(self, measured: Measures) -> tuple[Frame, list[Frame]]:
@@ -310,9 +313,9 @@ class Executable:
             for output, window in zip(self.plan.outputs, shown, strict=True)
         ]
 
-    @staticmethod
-    def _failure(frame: Frame, item: Item) -> RunFailed:
+    def _failure(self, frame: Frame, item: Item) -> RunFailed:
         """What native code left in the error cell, which is emptied."""
+        end_event(frame, self.slots)
         code = frame.error.value & ~IN_TIME
         in_time = bool(frame.error.value & IN_TIME) or item.in_time
         frame.error.value = 0

@@ -73,6 +73,7 @@ class Frame:
         for position, source in enumerate(plan.numbers):
             if source.input is None:
                 self.slots[executable.slots[source.name]] = ctypes.addressof(self.numbers) + 8 * position
+        self.profiled = False  # native code is told that a profiler is on
         self.tensors: dict[str, torch.Tensor] = {}  # buffers held as tensors during the call
         self.views: dict[View, torch.Tensor] = {}  # windows on the arena, for called operators
         executable.device.expect(self, self.bytes)

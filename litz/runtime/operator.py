@@ -16,6 +16,7 @@ from litz.loop.dtype import to_torch
 from litz.loop.expr import Expr
 from litz.loop.ir import Call, Number, View
 from litz.loop.operator import TORCHS_OWN, operator_named, taken_apart
+from litz.runtime.profiled import profiler
 from litz.schedule.lifetimes import writes_in_place
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ _AS_EAGER: dict[str, Callable] = {"aten::normal_functional": _normal}
 
 
 class Operator:
-    def __init__(self, call: Call, executable: Executable):
-        self.call, self.executable = call, executable
+    def __init__(self, call: Call, executable: Executable, label: str = ""):
+        """`label`: what profilers show."""
+        self.call, self.executable, self.label = call, executable, label
         self.into_arena = writes_in_place(call)
         self.function: Callable = operator_named(call.target, "out" if self.into_arena else None)
         self.function = _AS_EAGER.get(call.target, self.function)
@@ -50,6 +52,12 @@ class Operator:
         self.names = [a.name for a in own]
 
     def __call__(self, frame: Frame) -> None:
+        if not profiler._is_profiler_enabled:
+            return self._run(frame)
+        with profiler.record_function(self.label or self.call.target):
+            self._run(frame)
+
+    def _run(self, frame: Frame) -> None:
         executable, call = self.executable, self.call
         args = [self._argument(frame, a, self.names[i]) for i, a in enumerate(call.args)]
         kwargs = {k: self._argument(frame, v, k) for k, v in call.kwargs}

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
+from litz.codegen.llvm.record import PROFILER_SLOT
 from litz.codegen.llvm.shim import SCALAR_TYPE
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import HostPlan, Native
@@ -192,6 +193,7 @@ class _Attempt:
             w.emit(f"store ptr {w.address('i8', arena, offset)}, ptr {self._slot(name)}")
         workspace = w.address("i8", arena, placement.size)
         w.emit(f"store i32 0, ptr {self.error}")
+        w.emit(f"store ptr null, ptr {self._slot(PROFILER_SLOT)}")  # torch tells its profiler of operators itself
         for item in plan.items:
             assert isinstance(item.run, Native)
             w.module.declare(f"declare void @{item.run.function}(ptr, ptr, ptr, ptr)")

@@ -7,8 +7,9 @@ fills, in the order of the modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from litz.codegen.llvm import gpu, shim
 from litz.codegen.llvm.host import HostWriter
@@ -32,9 +33,11 @@ class GpuKernels:
     workspace = 0
 
     def __init__(
-        self, program: Program, target: GpuTarget, sizes: tuple[str, ...], written: Callable[[str], None]
-    ):
-        self.program, self.sizes, self._written = program, sizes, written
+        self, program: Program, target: GpuTarget, sizes: tuple[str, ...], written: Callable[[str], None],
+        words: Mapping[str, str] = MappingProxyType({}),
+    ):  # fmt: skip
+        """`words`: what steps are called, for people."""
+        self.program, self.sizes, self._written, self._words = program, sizes, written, words
         self.dialect = gpu.dialect_for(target)
         self.built: dict[tuple, _Built] = {}
         self.named: dict[str, Named] = {}  # by the names of their functions
@@ -88,7 +91,7 @@ class GpuKernels:
         key = (shared.axes, shared.reduced, shared.body, tuple(map(self._form, order)))
         found = self.built.get(key)
         if found is None:
-            found = self.built[key] = self._build(shared, order)
+            found = self.built[key] = self._build(shared, order, self._words.get(step.name, ""))
         return found
 
     def _argument(self, writer: HostWriter, name: str) -> str:
@@ -100,11 +103,11 @@ class GpuKernels:
         buffer = self.program.buffers[name]
         return buffer.dtype, buffer.size, buffer.kind == "number"
 
-    def _build(self, kernel: Kernel, order: tuple[str, ...]) -> _Built:
+    def _build(self, kernel: Kernel, order: tuple[str, ...], word: str) -> _Built:
         buffers = {f"b{i}": replace(self.program.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
         module = Module(self.dialect)
         grid = gpu.render(kernel, buffers, module, UNNAMED, self.sizes)
-        name, text = named(f"{gpu.TRIPLE}\n{module.text()}")
+        name, text = named(f"{gpu.TRIPLE}\n{module.text()}", word)
         self.named[name] = Named(kernel, buffers)
         if text not in self._modules:
             self._modules[text] = len(self._modules)

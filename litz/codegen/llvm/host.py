@@ -7,7 +7,7 @@ between operators that only Python can call.
 
 from __future__ import annotations
 
-from litz.codegen.llvm import shim
+from litz.codegen.llvm import record, shim
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import IN_TIME
@@ -54,8 +54,11 @@ class HostWriter:
 
     def call(self, call: Call) -> list[str]:
         """A library operator through the C shim; the buffers it allocated."""
-        self.make_room()
         return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes, self.device)
+
+    def begin_event(self, label: str) -> None:
+        """What a profiler shows for what follows."""
+        record.begin_event(self.w, self.slots, label)
 
     def release(self, buffers: list[str]) -> None:
         for name in buffers:
@@ -79,6 +82,7 @@ class HostWriter:
                 self.w.emit(f"call void @{part}({_PARAMETERS})")
                 if part != self.parts[-1]:
                     self._stop_after_failure()
+        record.end_event(self.w, self.slots)
         self.w.emit("ret void")
         self.w.define(self.name, _PARAMETERS)
 

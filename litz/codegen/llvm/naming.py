@@ -20,9 +20,11 @@ class Named:
     buffers: Mapping[str, Buffer]
 
 
-def named(text: str) -> tuple[str, str]:
-    """A name for the kernel of a module, made of the module's text, and the text with that name in it."""
-    name = f"k_{blake2b(text.encode(), digest_size=8).hexdigest()}"
+def named(text: str, word: str = "") -> tuple[str, str]:
+    """A name for the kernel of a module, made of the module's text, and the text with that name in it. `word`: what
+    people are told by it."""
+    name = f"k_{word}_" if word else "k_"
+    name += blake2b(text.encode(), digest_size=8).hexdigest()
     return name, re.sub(rf"@{UNNAMED}\b", f"@{name}", text)
 
 

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
+from litz.codegen.label import label, label_of_batch
 from litz.codegen.llvm import host, shim
 from litz.codegen.llvm.cpu_kernels import CpuKernels
 from litz.codegen.llvm.gpu_kernels import GpuKernels
 from litz.codegen.llvm.naming import Named
+from litz.codegen.llvm.record import EVENT_SLOT, PROFILER_SLOT
 from litz.codegen.llvm.writer import Dialect, Module
 from litz.codegen.plan import Native, Run
 from litz.context import Context
 from litz.loop.ir import Call, Program
+from litz.ops.lower import Origin
 from litz.schedule.memory import Layout
 from litz.target import GpuTarget
 
@@ -33,6 +37,7 @@ class Rendering:
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
+    labels: Mapping[int, str]  # steps in words, for profilers
     named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
 
     def text(self) -> str:
@@ -40,9 +45,10 @@ class Rendering:
 
 
 def render(
-    program: Program, layout: Layout, ctx: Context, written: Callable[[str], None] = lambda module: None
-) -> Rendering:
-    """`written` is told each module as soon as it is there."""
+    program: Program, layout: Layout, ctx: Context, written: Callable[[str], None] = lambda module: None,
+    origins: Mapping[str, Origin] = MappingProxyType({}),
+) -> Rendering:  # fmt: skip
+    """`written` is told each module as soon as it is there; `origins` are what steps come from."""
     target = ctx.target
     module = Module(Dialect(target.host.function_bytes))
     device = shim.DEVICES[target.device]
@@ -52,9 +58,11 @@ def render(
     held: dict[int, list[str]] = {}  # step -> buffers whose handles native code holds until then
     overdue: list[str] = []  # of these, the ones that an operator called from Python was the last to use
     sizes = tuple(s.name for s in program.sizes)
+    labels = [label(step, origins) for step in program.steps]
+    words = {step.name: one.word for step, one in zip(program.steps, labels, strict=True)}
     kernels: CpuKernels | GpuKernels
     if isinstance(target, GpuTarget):
-        kernels = GpuKernels(program, target, sizes, written)
+        kernels = GpuKernels(program, target, sizes, written, words)
     else:
         kernels = CpuKernels(program, target, module, sizes, written)
     runs: list[tuple[int, Run]] = []
@@ -85,6 +93,8 @@ def render(
             writer = host.HostWriter(module, f"run{len(runs)}", slots, sizes, device)
         elif at == layout.first_effect:
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
+        writer.make_room()
+        writer.begin_event(str(label_of_batch([labels[position] for position in positions])))
         if isinstance(step, Call):
             for name in writer.call(step):
                 if name in handed:
@@ -92,7 +102,6 @@ def render(
                 else:
                     held.setdefault(layout.last_use[name], []).append(name)
         else:
-            writer.make_room()
             kernels.start(writer, [program.steps[position] for position in positions])
         writer.release([*overdue, *(name for position in positions for name in held.pop(position, ()))])
         overdue = []
@@ -101,7 +110,14 @@ def render(
     close()
     modules = (*kernels.modules, module.text())
     return Rendering(
-        modules, tuple(runs), slots, kernels.launches, len(kernels.built), kernels.workspace, kernels.named
+        modules,
+        tuple(runs),
+        slots,
+        kernels.launches,
+        len(kernels.built),
+        kernels.workspace,
+        dict(enumerate(map(str, labels))),
+        kernels.named,
     )
 
 
@@ -113,5 +129,5 @@ def _slots(program: Program, native: frozenset[str], device: shim.Device) -> dic
     for call in program.calls:
         if call.name in native:
             names += [shim.handle_slot(v.buffer) for v in call.results if v is not None]
-    names += device.slots
+    names += (*device.slots, PROFILER_SLOT, EVENT_SLOT)
     return {name: i for i, name in enumerate(names)}
