@@ -39,10 +39,12 @@ class Label(NamedTuple):
 
 def label(step: Step, origins: Mapping[str, Origin]) -> Label:
     known = [origins[name] for name in step.origins if name in origins]
-    called = isinstance(step, Call)
-    what = [step.target.split("::")[-1]] if called else [origin.operator for origin in known] or [step.name]
+    if isinstance(step, Call):
+        what = [step.target.split("::")[-1]]
+    else:
+        what = [origin.operator for origin in known] or [step.name]
     where = [_place(origin.trace) for origin in known]
-    return Label(tuple(dict.fromkeys(what)), tuple(dict.fromkeys(filter(None, where))), called)
+    return Label(tuple(dict.fromkeys(what)), tuple(dict.fromkeys(filter(None, where))), isinstance(step, Call))
 
 
 def label_of_batch(labels: Sequence[Label]) -> Label:
