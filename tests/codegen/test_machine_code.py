@@ -16,6 +16,7 @@ from litz.codegen.gpu_code import GpuCode
 from litz.codegen.llvm import build
 from litz.codegen.llvm.build import Building, object_of
 from litz.codegen.llvm.gpu_kernels import FUNCTIONS
+from litz.codegen.llvm.record import PROFILER_SLOT
 from litz.codegen.llvm.shim import STREAM_SLOT
 from litz.codegen.machine_code import Assembler, NotAssembled
 from litz.compat import jit_linker_library
@@ -142,6 +143,7 @@ def test_what_was_made_quickly_starts_kernels_with_what_it_is_given() -> None:
     code = Loaded([ObjectFile(made) for made in program.objects], known)
     slots = (ctypes.c_int64 * len(program.plan.slots))(*range(100, 100 + len(program.plan.slots)))
     slots[program.plan.slots[STREAM_SLOT]] = 42
+    slots[program.plan.slots[PROFILER_SLOT]] = 0  # there is none
     error = ctypes.c_int32()
     HOST_FUNCTION(code.address("run0"))(ctypes.addressof(slots), None, None, ctypes.addressof(error))
     (result,) = program.plan.items[0].makes
