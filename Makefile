@@ -21,6 +21,7 @@
 # make bench-cut   the minimum cut of 50,000 nodes against networkx's, and how it and the whole compile grow; CUT="--without-compile" for a part
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
+# make bench-named   ResNet-50 under torch.profiler: the part of a step that is in named events, and what that costs while no profiler is on
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
@@ -34,7 +35,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: bench-cut bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-named bench-cut bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -73,6 +74,9 @@ bench-gpu: setup
 
 bench-gpu-cold: setup
 	$(BIN)/python -m benchmarks.gpu_cold $(GPU)
+
+bench-named: setup
+	$(BIN)/python -m benchmarks.named $(NAMED)
 
 bench-latency: setup
 	$(BIN)/python -m benchmarks.gpu_latency $(GPU)
