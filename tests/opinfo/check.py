@@ -74,6 +74,20 @@ def check(case: Case) -> Result:
         return _check_refusal(case) if refused else _check(case)
 
 
+def check_jvp(case: Case) -> Result:
+    """A case with tangents, by `litz.jvp` as users call it."""
+    assert isinstance(case.call, Derivative), "only the kinds of case that begin with jvp- have tangents"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            eager, _, _ = _eager(case)
+        except Exception as error:
+            return Result("refused", f"{type(error).__name__}: {error}")
+        if not case.is_plain() or not all(_plain(r) for r in eager):
+            return Result("eager", "not plain dense tensors")
+        return _through_dynamo(case)
+
+
 def _eager(case: Case) -> tuple[list[Any], list[torch.Tensor], bool]:
     """Results, the inputs afterwards, and whether random numbers were drawn."""
     inputs = case.tensors

@@ -28,7 +28,7 @@ _READ_AS = "its result is memory of an input, read as another type, and autograd
 
 _OF_DYNAMO = dict.fromkeys(("histogram", "histogramdd", "resize_", "resize_as_"), _SIZE)
 # Operators by the kind of run: "" is inference, "grad" results and gradients, "jvp" results and their tangents,
-# "symbolic" one program for many sizes, "cuda" any of these on a GPU.
+# "symbolic" one program for many sizes, "litz.jvp" tangents by way of it and of Dynamo, "cuda" any of these on a GPU.
 LEFT: dict[str, dict[str, str]] = {
     "": {
         "allclose": _DYNAMO,
@@ -73,6 +73,7 @@ LEFT: dict[str, dict[str, str]] = {
         "nanquantile": _WHOLE,
         "quantile": _WHOLE,
     },
+    "litz.jvp": dict.fromkeys(("as_strided", "as_strided_copy", "as_strided_scatter"), _STORAGE),
     "symbolic": {
         **dict.fromkeys(("as_strided", "as_strided_copy", "as_strided_scatter"), _STORAGE),
         "geqrf": _DYNAMO,
@@ -99,6 +100,7 @@ SOME_LEFT: dict[str, dict[str, str]] = {
     "jvp": {
         "narrow": _WHOLE,  # from where a tensor says
     },
+    "litz.jvp": {},
     "symbolic": {
         "__getitem__": _DYNAMO,  # by a mask
         "as_strided.partial_views": _STORAGE,
@@ -113,11 +115,13 @@ SOME_LEFT: dict[str, dict[str, str]] = {
 }
 
 
-def may_be_left(operator: str, dtype: str, symbolic: bool, device: str = "cpu") -> bool:
+def may_be_left(operator: str, dtype: str, way: str = "", device: str = "cpu") -> bool:
     """Whether samples of an operator may be left to eager in a sweep: what is left with its sizes known is left when
-    they vary, what is left without gradients is left with them, and what is left on a CPU is left on a GPU."""
-    kinds = ["", *(["grad"] if dtype.startswith("grad-") else []), *(["symbolic"] if symbolic else [])]
+    they vary, what is left without gradients is left with them, and what is left on a CPU is left on a GPU. `way`: as
+    in the sweep."""
+    kinds = ["", *(["grad"] if dtype.startswith("grad-") else []), *(["symbolic"] if way == "symbolic" else [])]
     kinds += ["jvp"] if dtype.startswith("jvp-") else []
+    kinds += ["litz.jvp"] if way == "jvp" else []
     kinds += ["cuda"] if device == "cuda" else []
     return any(operator in LEFT[kind] or operator in SOME_LEFT[kind] for kind in kinds)
 

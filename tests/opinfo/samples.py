@@ -246,7 +246,12 @@ class Derivative:
             return tuple(r for r in pytree.tree_leaves(self.call(*args, **kwargs)) if isinstance(r, torch.Tensor))
 
         results, rates = self.by(of_moving, tuple(leaves[p] for p in self.moving), tuple(tangents))
-        return [*results, *rates]
+        return [*results, *map(_with_memory, rates)]
+
+
+def _with_memory(rate: torch.Tensor) -> torch.Tensor:
+    """Where a result does not move, torch's tangent may be zeros that lie nowhere."""
+    return rate.clone() if rate._is_zerotensor() else rate
 
 
 def _lying_alike(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """The operator sweep: every entry of torch's operator database, every sample, compiled by Litz against eager.
 
     python -m tests.opinfo.sweep [--ops add,nn.functional] [--dtype float32,bool] [--shard 0/4] [--first 3]
-                                 [--symbolic] [--without-twins] [--json out.json] [--resume]
+                                 [--symbolic] [--jvp] [--without-twins] [--json out.json] [--resume]
                                  [--device cuda [--workers 16] [--seconds 520]]
 
 With `--symbolic` each sample goes through `torch.compile(…, dynamic=True)`, and one program takes it at three sizes.
+With `--jvp` each goes through `litz.jvp`, as users call it, and is judged by `torch.func.jvp`.
 With `--device` several processes share the work (`in_parallel.py`), on that device, for as long as `--seconds` says;
 `--resume` goes on where such a run ended.
 
@@ -31,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.messages import messages
 from tests.opinfo.check import TWO_DEVICES
@@ -58,6 +59,9 @@ KINDS = (*DTYPES, "errors", GRADIENTS + "float32", GRADIENTS + "bfloat16", FORWA
 # Operator and dtype; "errors" stands for the samples to be refused, "grad-float32" for results and gradients,
 # "jvp-float32" for results and their tangents.
 Job = tuple[str, str]
+# How a sample is compiled: "" by the compiler itself, "symbolic" over symbolic sizes, "jvp" by `litz.jvp`; the last two
+# go through Dynamo.
+Way = Literal["", "symbolic", "jvp"]
 
 
 def jobs(operators: list[str], dtypes: list[str], shard: tuple[int, int], device: str = "cpu") -> list[Job]:
@@ -84,15 +88,16 @@ def _matches(name: str, wanted: str) -> bool:
 
 
 # -- the worker -------------------------------------------------------------------------------
-def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, twins: bool = True) -> None:
+def work(todo: list[Job], after: str | None, first: int | None, way: Way, twins: bool = True) -> None:
     """Run the cases of the jobs, in order; `after` is the label of the last case done of the first job."""
     import torch
 
-    from tests.opinfo.check import check
+    from tests.opinfo.check import check, check_jvp
     from tests.opinfo.samples import cases_of, refused
     from tests.opinfo.symbolic import check_symbolic
 
     torch.set_num_threads(2)
+    checks = {"": check, "symbolic": check_symbolic, "jvp": check_jvp}
     entries = {name_of(e): e for e in database()}
     left = ENOUGH
     for operator, dtype in todo:
@@ -108,8 +113,8 @@ def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, 
                     after = None if case.label == after else after
                     continue
                 _say({"case": case.label})
-                _say((check_symbolic if symbolic and dtype != "errors" else check)(case).row())
-                left -= symbolic
+                _say(_row(checks[way] if dtype != "errors" else check, case))
+                left -= way != ""
                 if not left:
                     _say({"anew": case.label})
                     return
@@ -120,14 +125,21 @@ def work(todo: list[Job], after: str | None, first: int | None, symbolic: bool, 
     _say({"done": True})
 
 
+def _row(checked: Callable[[Any], Any], case: Any) -> dict[str, Any]:
+    try:
+        return checked(case).row()
+    except Exception as error:
+        return {"status": "crashed", "message": f"the check itself: {type(error).__name__}: {error}"}
+
+
 def _say(message: dict[str, Any]) -> None:
     os.write(1, (json.dumps(message) + "\n").encode())
 
 
 # -- the parent -------------------------------------------------------------------------------
 class Sweep:
-    def __init__(self, todo: list[Job], first: int | None, symbolic: bool = False, twins: bool = True):
-        self.todo, self.first, self.symbolic, self.twins = todo, first, symbolic, twins
+    def __init__(self, todo: list[Job], first: int | None, way: Way = "", twins: bool = True):
+        self.todo, self.first, self.way, self.twins = todo, first, way, twins
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> Iterator[Job]:
@@ -178,7 +190,7 @@ class Sweep:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert worker.stdin is not None
-        worker.stdin.write(json.dumps([self.todo, after, self.first, self.symbolic, self.twins]).encode() + b"\n")
+        worker.stdin.write(json.dumps([self.todo, after, self.first, self.way, self.twins]).encode() + b"\n")
         worker.stdin.flush()
         return worker
 
@@ -243,6 +255,7 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--first", type=int, help="only so many samples of each operator")
     parser.add_argument("--symbolic", action="store_true", help="one program over symbolic sizes for each sample")
+    parser.add_argument("--jvp", action="store_true", help="tangents by litz.jvp, against those of torch.func.jvp")
     parser.add_argument("--without-twins", action="store_true", help="only the samples, not their non-contiguous twins")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="several processes, on that device")
@@ -260,7 +273,11 @@ def main() -> int:
         work([tuple(job) for job in todo], *how)
         return 0
     device = options.device or "cpu"
-    kinds = options.dtype.split(",") if options.dtype else ON_DEVICE if device != "cpu" else KINDS
+    way: Way = "symbolic" if options.symbolic else "jvp" if options.jvp else ""
+    usual = (FORWARDS + "float32",) if options.jvp else ON_DEVICE if device != "cpu" else KINDS
+    kinds = options.dtype.split(",") if options.dtype else usual
+    if options.jvp and not all(kind.startswith(FORWARDS) for kind in kinds):
+        parser.error(f"--jvp is for the kinds that have tangents, such as --dtype {FORWARDS}float32")
     part, of = (int(n) for n in options.shard.split("/"))
     todo = jobs([o for o in options.ops.split(",") if o], list(kinds), (part, of), device)
     name = "opinfo.json" if options.device is None else f"opinfo-{device}.json"
@@ -270,7 +287,7 @@ def main() -> int:
         ledger = Ledger(parts(todo, options.first), options.json, options.resume)
         start = command(device, not options.without_twins, options.workers)
         return in_parallel(ledger, start, options.workers, options.seconds, device)
-    sweep = Sweep(todo, options.first, options.symbolic, not options.without_twins)
+    sweep = Sweep(todo, options.first, way, not options.without_twins)
     if options.resume and options.json.exists():
         saved = json.loads(options.json.read_text())
         done = {tuple(job) for job in saved["done"]}
@@ -286,10 +303,10 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
     shown = len(sweep.rows)
     for number, job in enumerate(sweep.run(), 1):
         done.add(job)
-        bad = [row for row in sweep.rows[shown:] if fault(row, sweep.symbolic)]
+        bad = [row for row in sweep.rows[shown:] if fault(row, sweep.way)]
         for row in bad[:3]:
             where = f"{row['operator']}[{row['dtype']}] {row['sample']}"
-            print(f"  {fault(row, sweep.symbolic)}: {where}: {row['message'][:300]}", flush=True)
+            print(f"  {fault(row, sweep.way)}: {where}: {row['message'][:300]}", flush=True)
         if len(bad) > 3:
             print(f"  ... and {len(bad) - 3} more samples of it", flush=True)
         shown = len(sweep.rows)
@@ -302,7 +319,7 @@ def report(sweep: Sweep, done: set[Job], file: Path) -> int:
             file.write_text(json.dumps({"done": sorted(done), "rows": sweep.rows}))
             saved = time.perf_counter()
     print(summary(sweep.rows))
-    return verdict(sweep.rows, sweep.symbolic)
+    return verdict(sweep.rows, sweep.way)
 
 
 def in_parallel(
@@ -316,7 +333,7 @@ def in_parallel(
     def tell(part: Part, rows: list[Row]) -> None:
         with lock:
             for row in rows:
-                kind = fault(row, False, device)
+                kind = fault(row, "", device)
                 if kind is not None and (key := (row["operator"], row["dtype"], kind)) not in said:
                     said.add(key)
                     where = f"{row['operator']}[{row['dtype']}] {row['sample']}"
@@ -331,35 +348,35 @@ def in_parallel(
     counts = ledger.summary()
     print(", ".join(f"{count} {what}" for what, count in counts["counts"].items()))
     print(f"{counts['done']} of {counts['of']} parts done")
-    return verdict(ledger.rows, False, device)
+    return verdict(ledger.rows, "", device)
 
 
 def first_faults(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     """The first row of each operator that the sweep fails for."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if fault(row, False, device) is not None:
+        if fault(row, "", device) is not None:
             found.setdefault(row["operator"], row)
     return list(found.values())
 
 
-def verdict(rows: list[dict[str, Any]], symbolic: bool, device: str = "cpu") -> int:
+def verdict(rows: list[dict[str, Any]], way: Way, device: str = "cpu") -> int:
     faults: dict[str, set[str]] = {}
     for row in rows:
-        if (kind := fault(row, symbolic, device)) is not None:
+        if (kind := fault(row, way, device)) is not None:
             faults.setdefault(kind, set()).add(f"{row['operator']}[{row['dtype']}]")
     for kind, where in sorted(faults.items()):
         print(f"FAILED, {kind}: {', '.join(sorted(where))}")
     return 1 if faults else 0
 
 
-def fault(row: dict[str, Any], symbolic: bool, device: str = "cpu") -> str | None:
+def fault(row: dict[str, Any], way: Way, device: str = "cpu") -> str | None:
     """What the sweep fails for, if for this row."""
     if row["status"] in ("wrong", "crashed"):
         return row["status"]
     if row["status"] == "eager" and row["message"] == TWO_DEVICES:
         return None
-    if row["status"] == "eager" and not may_be_left(row["operator"], row["dtype"], symbolic, device):
+    if row["status"] == "eager" and not may_be_left(row["operator"], row["dtype"], way, device):
         return "left to eager, and not listed in left_to_eager.py"
     return None
 

@@ -1,6 +1,6 @@
 """Tangents of torch's operators against those of `torch.func.jvp`: by the compiler itself, and through `litz.jvp`.
 
-The sweep has every sample: `python -m tests.opinfo.sweep --dtype jvp-float32`.
+The sweep has every sample: `python -m tests.opinfo.sweep --dtype jvp-float32`, and with `--jvp` through `litz.jvp`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_tangents_agree_with_eager(name: str) -> None:
     if case is None:
         pytest.skip("no sample of it is small")
     result = check(case)
-    left = ("eager",) if may_be_left(name, "jvp-float32", False) else ()
+    left = ("eager",) if may_be_left(name, "jvp-float32") else ()
     assert result.status in ("right", "refused", *left), f"{case}: {result.status}: {result.message}"
 
 
@@ -48,9 +48,15 @@ def test_litz_jvp_agrees_with_eager(name: str) -> None:
         warnings.simplefilter("ignore")
         message, _ = judged(case, by_litz_jvp(case))
     assert message is None, f"{case}: {message}"
-    if not may_be_left(name, "jvp-float32", False):
+    if not may_be_left(name, "jvp-float32", "jvp"):
         (report,) = litz.reports()  # one graph, outputs and tangents
         assert report.left_to_eager is None and report.built
+
+
+def test_zeros_that_lie_nowhere_are_tangents_too() -> None:
+    case = next(c for c in forwards(ENTRIES["linalg.slogdet"], "float32") if c.tensors[0].numel())
+    assert torch.func.jvp(torch.linalg.slogdet, (case.tensors[0],), (case.tensors[1],))[1][0]._is_zerotensor()
+    assert check(case).status == "right"
 
 
 def test_a_wrong_tangent_is_noticed() -> None:

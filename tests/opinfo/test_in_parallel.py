@@ -117,9 +117,9 @@ def test_fails_for_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_what_may_be_left_to_eager_on_a_device() -> None:
     row = {"operator": "add", "dtype": "float32", "status": "eager"}
     two = "tensors are on two devices, and a graph is compiled for one"
-    assert fault({**row, "message": two}, False, "cuda") is None
-    assert fault({**row, "message": "no trace"}, False, "cuda") is not None
-    assert fault({**row, "operator": "nonzero", "message": "no trace"}, False, "cuda") is None
+    assert fault({**row, "message": two}, "", "cuda") is None
+    assert fault({**row, "message": "no trace"}, "", "cuda") is not None
+    assert fault({**row, "operator": "nonzero", "message": "no trace"}, "", "cuda") is None
 
 
 def test_an_operator_on_the_cpu_by_the_same_road(

@@ -19,7 +19,7 @@ class Done(Sweep):
     """A sweep with its rows."""
 
     def __init__(self, rows: list[dict[str, Any]], symbolic: bool):
-        super().__init__([("add", "float32")], None, symbolic)
+        super().__init__([("add", "float32")], None, "symbolic" if symbolic else "")
         self.made = rows
 
     def run(self) -> Iterator[Job]:
@@ -51,4 +51,4 @@ def test_passes_what_is_listed(symbolic: bool, tmp_path: Path) -> None:
 
 def test_is_listed_for_its_kind_of_run() -> None:
     of_gradients = next(name for name in LEFT["grad"] if name not in LEFT[""] and name not in SOME_LEFT[""])
-    assert may_be_left(of_gradients, "grad-float32", False) and not may_be_left(of_gradients, "float32", False)
+    assert may_be_left(of_gradients, "grad-float32") and not may_be_left(of_gradients, "float32")
