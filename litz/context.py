@@ -37,6 +37,7 @@ from litz.report import (
 from litz.target import Machine
 
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="+litz", or "+litz.context" alone
+SPENT, FIRED = "optimisation: %s", "rule %s applied (%s:%d)"  # what is logged of these; of the first if they are counted
 
 
 class Lasting(Protocol):
@@ -92,6 +93,7 @@ class Context:
             return False
         self.fuel -= 1
         self.spent.append(what)
+        _LOG.debug(SPENT, what)
         return True
 
     @contextmanager
@@ -125,7 +127,7 @@ class Context:
 
     def fired(self, rule: str, file: str = "", line: int = 0, count: int = 1) -> None:
         """Records that a rule applied; repeated firings of one rule are counted together."""
-        _LOG.debug("rule %s applied (%s:%d)", rule, file, line)
+        _LOG.debug(FIRED, rule, file, line)
         for position, firing in enumerate(self.firings):
             if (firing.rule, firing.file, firing.line) == (rule, file, line):
                 self.firings[position] = firing._replace(times=firing.times + count)

@@ -96,10 +96,17 @@ def _kept(tensor: torch.Tensor, folder: Path) -> str:
     digest = blake2b(_bytes(tensor) + repr((tensor.shape, tensor.stride(), tensor.dtype)).encode(), digest_size=6)
     name = f"{digest.hexdigest()}.pt"
     if not (folder / name).exists():
-        once = _once(tensor)  # and what it is a window on stays behind
-        lying = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype).copy_(once)
-        torch.save(lying.expand(tensor.shape), folder / name)
+        torch.save(copied(tensor), folder / name)  # what it is a window on stays behind
     return name
+
+
+def copied(value: Any) -> Any:
+    """A tensor of its own, laid out alike, that needs a gradient if the other one does."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    once = _once(value.detach())
+    lying = torch.empty_strided(once.shape, once.stride(), dtype=once.dtype, device=once.device).copy_(once)
+    return lying.expand(value.shape).requires_grad_(value.requires_grad)
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,4 +175,4 @@ def _fill(tensor: torch.Tensor) -> str:
     return made if dtype is torch.float32 else f"({made}).to({dtype})"
 
 
-__all__ = ["Given", "describe"]
+__all__ = ["Given", "copied", "describe"]

@@ -23,6 +23,7 @@ from litz.debug.trials import Trials
 from litz.errors import LitzError
 
 MOST_FUEL = 1 << 20
+_SLACK, _TIMES = 3.0, 3.0  # what has no end in a stage gets these seconds, and so many times what it took to get there
 
 
 class NothingToMinify(LitzError, RuntimeError):
@@ -108,8 +109,10 @@ def _failure(start: Reproduction, trials: Trials) -> Symptom:
 def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit | None:
     """The least fuel with which the failure is there. Without any there is none to blame."""
 
+    patience = _patience(wanted)
+
     def fails(fuel: int) -> bool:
-        return trials(replace(start, options={**start.options, "fuel": fuel})).is_like(wanted)
+        return trials(replace(start, options={**start.options, "fuel": fuel}), patience).is_like(wanted)
 
     if fails(0):
         return None
@@ -122,8 +125,14 @@ def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (least, middle) if fails(middle) else (middle, most)
-    spent = trials(replace(start, options={**start.options, "fuel": most})).spent
-    return Culprit(most, spent[-1] if spent else "")
+    spent = trials(replace(start, options={**start.options, "fuel": most}), patience).spent
+    # Fewer are known where one did not get as far as to say so.
+    return Culprit(most, spent[-1] if len(spent) >= most else "")
+
+
+def _patience(found: Symptom) -> float | None:
+    """How long a trial that is no larger than this one may work; None: as long as any."""
+    return _SLACK + _TIMES * found.seconds if found.kind == "hang" else None
 
 
 def _smallest(
@@ -132,11 +141,16 @@ def _smallest(
 ) -> Reproduction:  # fmt: skip
     rule = culprit.rule if culprit is not None and culprit.name else None
 
+    patience = _patience(wanted)
+
     def shows(candidate: Reproduction) -> bool:
-        found = trials(candidate)
-        # An exception leaves nothing written down of what was applied before it.
-        applied = rule is None or not found.spent or any(s.partition(" at ")[0] == rule for s in found.spent)
-        return found.is_like(wanted) and applied
+        nonlocal patience
+        found = trials(candidate, patience)
+        applied = rule is None or any(s.partition(" at ")[0] == rule for s in found.spent)
+        if found.is_like(wanted) and applied:
+            patience = _patience(found)
+            return True
+        return False
 
     best = start
     while True:
@@ -150,7 +164,6 @@ def _smallest(
 
 def _steps(folder: Path) -> tuple[tuple[str, Callable[..., Any]], ...]:
     return (
-        ("described", described),
         ("fewer nodes", lambda best, shows: without_nodes(best, shows, folder)),
         ("fewer results", without_results),
         ("shorter ways", bypassing),

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from litz.debug.given import Given, describe
+from litz.debug.given import Given, copied, describe
 from litz.debug.graph_text import graph_module
 from litz.debug.reproduction import Reproduction
 
@@ -66,18 +66,8 @@ class _Values(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         found = super().run_node(n)
-        self.seen[n.name] = pytree.tree_map(_copied, found)
+        self.seen[n.name] = pytree.tree_map(copied, found)
         return found
-
-
-def _copied(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    plain = value.detach()
-    copy = plain.clone() if 0 in plain.stride() else torch.empty_like(plain).copy_(plain)
-    if copy.stride() != plain.stride() and 0 not in plain.stride():
-        copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device).copy_(plain)
-    return copy.requires_grad_(value.requires_grad)
 
 
 def inputs_of(reproduction: Reproduction) -> list[Any]:

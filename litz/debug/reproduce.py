@@ -10,11 +10,13 @@ last place. Where float64 cannot serve, TorchScript's result is the measure of h
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from litz.context import FIRED, SPENT
+from litz.debug.given import copied
 from litz.frontdoor import compile
 from litz.report import reports
 from litz.stages import STAGES
@@ -29,6 +33,7 @@ from litz.stages import STAGES
 SEED = 0
 FLOOR = 4  # units in the last place
 RUNS = 5  # of which the fastest counts
+LEAST_LOSS = 5e-4  # seconds: what a call of anything compiled costs is not what makes a program slow
 PLENTY = 10**9  # of fuel: all optimisations, and each is written down
 CALL = "call"  # in the place of a stage: what was compiled is running
 _DEFECT = "a defect of Litz"
@@ -45,7 +50,7 @@ class Symptom:
     stage: str = ""
     told: str = ""  # to people: not compared
     spent: tuple[str, ...] = ()  # the optimisations that were applied
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took; of what has no end, until the stage in which it stays
 
     def is_like(self, other: Symptom) -> bool:
         return (self.kind, self.what, self.stage) == (other.kind, other.what, other.stage)
@@ -78,23 +83,48 @@ def reproduce(
     options: Mapping[str, Any] | None = None,
     slower_than: float | None = None,
     entering: Callable[[str], None] = lambda stage: None,
+    applied: Callable[[str], None] = lambda what: None,
 ) -> Symptom:
-    """`slower_than`: how many times eager's time is slow. `entering` is told of each stage before it runs."""
-    given = dict(options or {})
+    """`slower_than`: how many times eager's time is slow. `entering` is told of each stage before it runs, `applied` of
+    each optimisation, and again of one that is a rule, with where that is written."""
+    options = dict(options or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            eager = _Run.of(module, inputs)
+            given, eager = _run_first(module, inputs)
         except Exception as error:
             return Symptom("invalid", type(error).__name__, told=_line(error))
-        symptom = _compiled(module, inputs, given, eager, entering)
+        with _listening(applied):
+            symptom = _compiled(module, given, options, eager, entering)
         if symptom.kind == "exception" and symptom.stage == _DEFECT:
             # Left to eager because of a defect: where things are checked, it is raised.
-            checked = _compiled(module, inputs, {**given, "verify": True}, eager, entering)
+            checked = _compiled(module, given, {**options, "verify": True}, eager, entering)
             symptom = checked if checked.kind == "exception" else symptom
         if symptom.kind == "none" and slower_than is not None:
-            symptom = replace(_timed(module, inputs, given, slower_than), spent=symptom.spent)
+            symptom = replace(_timed(module, given, options, slower_than), spent=symptom.spent)
     return symptom
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Each run gets copies, since to draw large inputs takes as long as to compute with them."""
+
+    made: list[Any]
+
+    def __call__(self) -> list[Any]:
+        return [copied(value) for value in self.made]
+
+
+def _run_first(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]]) -> tuple[_Inputs, _Run]:
+    """The run in eager, with the inputs themselves: where it writes to them, they are made anew."""
+    torch.manual_seed(SEED)
+    made = list(inputs())
+    versions = [value._version for value in made if isinstance(value, torch.Tensor)]
+    eager = _Run.of(module, lambda: made)
+    if versions != [value._version for value in made if isinstance(value, torch.Tensor)]:
+        torch.manual_seed(SEED)
+        made = list(inputs())
+    return _Inputs(made), eager
 
 
 def main(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], **how: Any) -> None:
@@ -114,9 +144,9 @@ class _Run:
     inputs: list[Any]
 
     @staticmethod
-    def of(function: Callable[..., Any], inputs: Callable[[], Sequence[Any]]) -> _Run:
+    def of(function: Callable[..., Any], inputs: Callable[[], list[Any]]) -> _Run:
         torch.manual_seed(SEED)
-        given = list(inputs())
+        given = inputs()
         torch.manual_seed(SEED)
         # What needs a gradient is written to, if at all, where it is no leaf.
         results = pytree.tree_leaves(function(*given))
@@ -139,7 +169,7 @@ def _tangent(result: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(
-    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], options: Mapping[str, Any], eager: _Run,
+    module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], eager: _Run,
     entering: Callable[[str], None],
 ) -> Symptom:  # fmt: skip
     torch._dynamo.reset()
@@ -189,6 +219,33 @@ def _spent(known: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+@contextmanager
+def _listening(applied: Callable[[str], None]) -> Iterator[None]:
+    """What is logged of optimisations is told as it happens: where a run does not come to its end, no report has it."""
+    logger, spent = logging.getLogger("litz.context"), [""]
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.msg == SPENT and isinstance(record.args, tuple):
+                spent[0] = str(record.args[0])
+                applied(spent[0])
+            elif record.msg == FIRED and isinstance(record.args, tuple):
+                rule, file, line = record.args
+                if spent[0].partition(" at ")[0] == rule:
+                    applied(f"{spent[0]} ({file}:{line})")
+
+    listener, level, passed_on = Listener(), logger.level, logger.propagate
+    logger.addHandler(listener)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = passed_on and level == logging.DEBUG
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = passed_on
+
+
 def _cause(error: BaseException) -> BaseException:
     """What a backend raised, without what Dynamo puts around it."""
     return getattr(error, "inner_exception", None) or error
@@ -199,7 +256,7 @@ def _line(error: BaseException) -> str:
 
 
 def _timed(
-    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], options: Mapping[str, Any], slower_than: float
+    module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], slower_than: float
 ) -> Symptom:
     torch._dynamo.reset()
     function, best = compile(module, **options), [float("inf"), float("inf")]
@@ -208,11 +265,12 @@ def _timed(
             best[place] = min(best[place], _seconds(each, inputs))
     ratio = best[1] / best[0]
     told = f"{ratio:.2f} times eager's time ({best[1] * 1e3:.3f} ms and {best[0] * 1e3:.3f} ms)"
-    return Symptom("slow", "slow", told=told) if ratio > slower_than else Symptom("none", told=told)
+    slow = ratio > slower_than and best[1] - best[0] > LEAST_LOSS
+    return Symptom("slow", "slow", told=told) if slow else Symptom("none", told=told)
 
 
-def _seconds(function: Callable[..., Any], inputs: Callable[[], Sequence[Any]]) -> float:
-    given = list(inputs())
+def _seconds(function: Callable[..., Any], inputs: _Inputs) -> float:
+    given = inputs()
     finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     finish()
     begun = time.perf_counter()
@@ -222,7 +280,7 @@ def _seconds(function: Callable[..., Any], inputs: Callable[[], Sequence[Any]]) 
 
 
 # -- the judge ---------------------------------------------------------------------------------------
-def _compared(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], found: _Run, eager: _Run) -> Symptom:
+def _compared(module: torch.nn.Module, inputs: _Inputs, found: _Run, eager: _Run) -> Symptom:
     exact: list[_Run | None] = []  # once it is asked for
 
     for part in ("results", "gradients", "inputs"):
@@ -314,31 +372,18 @@ def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
-def _in_double(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]]) -> _Run | None:
+def _in_double(module: torch.nn.Module, inputs: _Inputs) -> _Run | None:
     """The referee; None where the graph does not take float64."""
 
-    def wide() -> list[Any]:
-        return [_wide(x) for x in inputs()]
-
-    before = torch.get_default_dtype()
+    wide, before = [_wide(x) for x in inputs.made], torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Widening():
-            return _Run.of(module, lambda: _narrow_default(before, wide))
+            return _Run.of(module, lambda: wide)
     except Exception:
         return None
     finally:
         torch.set_default_dtype(before)
-
-
-def _narrow_default(dtype: torch.dtype, make: Callable[[], list[Any]]) -> list[Any]:
-    """Inputs are drawn as ever, and widened then: the same numbers."""
-    torch.set_default_dtype(dtype)
-    try:
-        with torch._C.DisableTorchFunction():
-            return make()
-    finally:
-        torch.set_default_dtype(torch.float64)
 
 
 def _wide(value: Any) -> Any:
@@ -348,7 +393,7 @@ def _wide(value: Any) -> Any:
 
 
 def _witness(
-    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], part: str, place: int
+    module: torch.nn.Module, inputs: _Inputs, part: str, place: int
 ) -> torch.Tensor | None:
     """TorchScript's result; None where it has none."""
     from litz.debug.graph_text import graph_module, read_graph

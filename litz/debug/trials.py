@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,14 @@ class Trials:
         if self._zygote is not None:
             self._end_zygote()
 
-    def __call__(self, reproduction: Reproduction) -> Symptom:
+    def __call__(self, reproduction: Reproduction, limit: float | None = None) -> Symptom:
+        """`limit`: less than the usual one, where that is known to be enough."""
         text = reproduction.text()
         key = blake2b(f"{source_digest()} {self.limit} {text}".encode(), digest_size=12).hexdigest()
         if key not in self._known:
             file = self.folder / "trial.py"
             file.write_text(text)
-            self._known[key] = self._run(file)
+            self._known[key] = self._run(file, min(limit or self.limit, self.limit))
             self.run += 1
             with open(self._ledger, "a") as ledger:
                 ledger.write(json.dumps([key, asdict(self._known[key])]) + "\n")
@@ -70,34 +71,39 @@ class Trials:
             key, found = json.loads(line)
             yield key, Symptom(**{**found, "spent": tuple(found["spent"])})
 
-    def _run(self, file: Path) -> Symptom:
+    def _run(self, file: Path, limit: float) -> Symptom:
         zygote = self._started()
         assert zygote.stdin is not None
         zygote.stdin.write(json.dumps(str(file)).encode() + b"\n")
         zygote.stdin.flush()
-        stage, found, failed, pid, killed = CALL, None, None, None, False
+        stage, found, failed, pid, killed, worked = CALL, None, None, None, False, 0.0
+        applied: list[str] = []
         begun = time.monotonic()
         while True:
             for message in self._heard(zygote):
                 pid = message.get("pid", pid)
-                stage = message.get("stage", stage)
+                if "stage" in message and pid is not None:
+                    stage, worked = message["stage"], _worked(pid)
                 failed = message.get("failed", failed)
+                if "applied" in message:
+                    _note(applied, message["applied"])
                 if "symptom" in message:
                     found = Symptom(**{**message["symptom"], "spent": tuple(message["symptom"]["spent"])})
                 if "ended" in message:
-                    return found or self._without_word(message["ended"], stage, failed, killed)
+                    if found is None and killed:
+                        found = Symptom("hang", "no end", stage, f"it worked for {limit:.0f} seconds", seconds=worked)
+                    found = found or self._without_word(message["ended"], stage, failed)
+                    return found if found.spent else replace(found, spent=tuple(applied))
             if zygote.poll() is not None:
                 self._end_zygote()
                 return Symptom("signal", "the end of all trials", stage)
             passed = time.monotonic() - begun
-            if pid is not None and not killed and (_worked(pid) > self.limit or passed > _ASLEEP * self.limit):
+            if pid is not None and not killed and (_worked(pid) > limit or passed > _ASLEEP * limit):
                 killed = True
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
-    def _without_word(self, status: int, stage: str, failed: str | None, killed: bool) -> Symptom:
-        if killed:
-            return Symptom("hang", "no end", stage, f"it worked for {self.limit:.0f} seconds")
+    def _without_word(self, status: int, stage: str, failed: str | None) -> Symptom:
         if failed is not None:
             return Symptom("invalid", "the file", told=failed)
         code = os.waitstatus_to_exitcode(status)
@@ -138,6 +144,14 @@ class Trials:
         except subprocess.TimeoutExpired:
             zygote.kill()
             zygote.wait()
+
+
+def _note(applied: list[str], what: str) -> None:
+    """One that is a rule is told of twice, the second time with where it is written."""
+    if applied and what.startswith(f"{applied[-1]} ("):
+        applied[-1] = what
+    else:
+        applied.append(what)
 
 
 def _worked(pid: int) -> float:

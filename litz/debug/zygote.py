@@ -1,7 +1,7 @@
 """The process that trials are forked from: it has torch and Litz loaded, and has not run anything with them.
 
-In: a line for each file to run. Out: a line for what happens: the child's number, the stages it enters, the symptom it
-finds, and how it ended. A child runs one file, and whatever becomes of it, the others do not notice.
+In: a line for each file to run. Out: a line for what happens: the child's number, the stages it enters, the optimisations it
+applies, the symptom it finds, and how it ended. A child runs one file, and whatever becomes of it, the others do not notice.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ def serve() -> None:
 
 def _load_all() -> None:
     """What a compile imports, which takes longer than most of them."""
+    import llvmlite.binding
     import torch._dynamo
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     import litz.capture.backend
+    import litz.debug.reproduce
     import litz.debug.reproduction
     import litz.pipeline  # noqa: F401
+
+    torch._dynamo.list_backends()  # all of which Dynamo imports when it looks for one
 
 
 def _run(file: str, say: Callable[..., None]) -> int:
@@ -56,7 +60,8 @@ def _run(file: str, say: Callable[..., None]) -> int:
     try:
         space = load(Path(file))
         entering = lambda stage: say(stage=stage)  # noqa: E731
-        symptom = reproduce(space["Graph"](), space["inputs"], entering=entering, **space["how"])
+        applied = lambda what: say(applied=what)  # noqa: E731
+        symptom = reproduce(space["Graph"](), space["inputs"], entering=entering, applied=applied, **space["how"])
         say(symptom=asdict(symptom))
     except BaseException as error:
         say(failed=f"{type(error).__name__}: {error}")

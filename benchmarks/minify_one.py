@@ -1,0 +1,68 @@
+"""One step of `benchmarks/minify.py` in a process of its own; prints one JSON object.
+
+    python -m benchmarks.minify_one save MODEL FOLDER [training]     what `litz.debug_compile` makes of the model
+    python -m benchmarks.minify_one minify GRAPH [SLOWER_THAN]       what `litz minify` makes of that
+    python -m benchmarks.minify_one bisect GRAPH                     and `litz bisect`
+    python -m benchmarks.minify_one torch MODEL                      the model, compiled as torch's minifier wants it
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from contextlib import redirect_stdout
+from functools import partial
+from typing import Any
+
+import torch
+
+import litz
+from benchmarks.models import build
+from benchmarks.process import describe
+from benchmarks.training_step import model_in_training
+
+LIMIT = 30.0  # seconds of work after which a run has no end
+
+
+def save(name: str, folder: str, how: str = "inference") -> dict[str, Any]:
+    module, kwargs = model_in_training(name) if how == "training" else build(name)
+    with torch.set_grad_enabled(how == "training"):
+        torch.compile(module, backend=partial(litz.debug_compile, folder=folder))(**kwargs)
+    return {"graph": f"{folder}/graph_0"}
+
+
+def minify(graph: str, slower_than: str | None = None) -> dict[str, Any]:
+    from litz.debug.minify import minify
+
+    found = minify(graph, limit=LIMIT, slower_than=None if slower_than is None else float(slower_than))
+    nodes = len(found.reproduction.graph.nodes)
+    return {
+        "file": str(found.file), "told": str(found.symptom), "calls": found.reproduction.calls, "nodes": nodes,
+        "trials": found.trials, "culprit": str(found.culprit) if found.culprit else None,
+    }  # fmt: skip
+
+
+def bisect(graph: str) -> dict[str, Any]:
+    from litz.debug.minify import bisect
+
+    symptom, culprit = bisect(graph, limit=LIMIT)
+    return {"told": str(symptom), "culprit": str(culprit) if culprit else None}
+
+
+def torch_(name: str) -> dict[str, Any]:
+    module, kwargs = build(name)
+    try:
+        with torch.no_grad():
+            torch.compile(module, backend="litz")(**kwargs)
+    except Exception as error:
+        return {"raised": describe(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    steps = {"save": save, "minify": minify, "bisect": bisect, "torch": torch_}
+    with redirect_stdout(sys.stderr):
+        made = steps[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps(made))
