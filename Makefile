@@ -23,6 +23,7 @@
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
 # make bench-named   ResNet-50 under torch.profiler: the part of a step that is in named events, and what that costs while no profiler is on
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
+# make bench-minify   twelve faults planted in Litz, each in a real model, made small by litz minify and by torch's minifier; MINIFY="--only nan-llama --without-torch" for a part
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
 # Tests and benchmarks compile anew: what an earlier run has kept must not answer for the code of this one.
@@ -35,7 +36,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: bench-named bench-cut bench-memory setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -68,6 +69,9 @@ bench-memory: setup
 
 bench-cut: setup
 	$(BIN)/python -m benchmarks.cut $(CUT)
+
+bench-minify: setup
+	$(BIN)/python -m benchmarks.minify $(MINIFY)
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(GPU)
@@ -135,7 +139,8 @@ test-ecosystem: $(ECOSYSTEM)/.litz-ready
 	$(ECOSYSTEM)/bin/python -m pytest tests/ecosystem -q
 
 # Every sample of torch's operator database, for hours. SWEEP holds the sweep's options, such as
-# SWEEP="--symbolic --dtype float32": one program over symbolic sizes for each sample, at three sizes.
+# SWEEP="--symbolic --dtype float32": one program over symbolic sizes for each sample, at three sizes; or SWEEP="--jvp":
+# tangents by litz.jvp against those of torch.func.jvp.
 test-ops: setup
 	$(BIN)/python -m tests.opinfo.sweep $(SWEEP)
 

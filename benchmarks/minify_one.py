@@ -1,9 +1,9 @@
 """One step of `benchmarks/minify.py` in a process of its own; prints one JSON object.
 
-    python -m benchmarks.minify_one save MODEL FOLDER [training]     what `litz.debug_compile` makes of the model
-    python -m benchmarks.minify_one minify GRAPH [SLOWER_THAN]       what `litz minify` makes of that
-    python -m benchmarks.minify_one bisect GRAPH                     and `litz bisect`
-    python -m benchmarks.minify_one torch MODEL                      the model, compiled as torch's minifier wants it
+python -m benchmarks.minify_one save MODEL FOLDER [training]     what `litz.debug_compile` makes of the model
+python -m benchmarks.minify_one minify GRAPH [SLOWER_THAN]       what `litz minify` makes of that
+python -m benchmarks.minify_one bisect GRAPH                     and `litz bisect`
+python -m benchmarks.minify_one torch MODEL                      the model, compiled as torch's minifier wants it
 """
 
 from __future__ import annotations

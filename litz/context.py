@@ -37,7 +37,7 @@ from litz.report import (
 from litz.target import Machine
 
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="+litz", or "+litz.context" alone
-SPENT, FIRED = "optimisation: %s", "rule %s applied (%s:%d)"  # what is logged of these; of the first if they are counted
+SPENT, FIRED = "optimisation: %s", "rule %s applied (%s:%d)"  # what is logged; of the first if they are counted
 
 
 class Lasting(Protocol):

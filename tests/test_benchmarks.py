@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import figures, gpu_cold, lengths
+from benchmarks import figures, gpu_cold, lengths, minify
 from benchmarks.models_more import bars, report
 from benchmarks.sampling import Sampler
 
@@ -116,3 +116,40 @@ def test_where_a_thread_was_seen() -> None:
     assert found["innermost lines"][0][0].endswith(" waits")
     litz = {"imports": 0.5, "first": 3.0, "stages": {}, "profile": found}
     assert "waits" in gpu_cold.report({"bert, inference": {"litz": litz}})
+
+
+# -- planted faults ------------------------------------------------------------------------------------
+SMALL = {"lines": 20, "nodes": 3, "calls": 1, "shows": True, "well without": True, "blamed": True, "seconds": 9.0}
+BY_TORCH = {"lines": 60, "nodes": 5, "seconds": 30.0, "ended": True}
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """All faults found as well as can be, the first of them changed."""
+    faults: dict[str, Any] = {name: {"litz": SMALL, "torch": BY_TORCH} for name in minify.FAULTS}
+    first = next(iter(faults))
+    faults[first] = {"litz": {**SMALL, **changes}, "torch": BY_TORCH}
+    return {"faults": faults, "training": {"culprit": "a rule", "named": True, "file named": True}}
+
+
+def test_faults_that_are_small_meet_every_bar() -> None:
+    assert [bar.met for bar in minify.bars(found())] == [True] * 5
+    assert "yes" in minify.report(found())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lines": 41}, {"shows": False}, {"well without": False}, {"blamed": False}, {"seconds": 31.0}, {"lines": 61}],
+)
+def test_a_fault_that_is_not_misses_one(changes: dict[str, Any]) -> None:
+    assert False in [bar.met for bar in minify.bars(found(**changes))]
+
+
+def test_a_fault_that_was_not_run_is_missed_and_one_that_failed_is() -> None:
+    results = found()
+    results["faults"].popitem()
+    assert minify.bars(results)[0].met is False
+    results = found()
+    results["faults"][next(iter(minify.FAULTS))] = {"litz": {"failed": "no end"}}
+    assert minify.bars(results)[0].met is False
+    assert "-" in minify.report(results)
+    assert minify.bars({**found(), "training": {"named": False, "file named": True}})[-1].met is False

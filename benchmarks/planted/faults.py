@@ -29,6 +29,12 @@ class Fault:
     slower_than: float | None = None
     for_torch: str | None = None  # what torch's own minifier looks for: "exception" or "accuracy", where it can
 
+    def shown_by(self, said: str) -> bool:
+        """By what a file says that is run by itself. One whose process ends, or does not, cannot say in which stage."""
+        if self.kind == "hang":
+            return said == "no end"
+        return said.startswith(self.told.partition(" in stage ")[0] if "SIG" in self.told else self.told)
+
 
 # -- what plants them ----------------------------------------------------------------------------------
 def _rule(pattern: Callable[[], Any], replacement: Callable[[Any], Any], name: str) -> Callable[[], None]:
@@ -94,9 +100,7 @@ def _norm_of_a_sum() -> Any:
 
 def _residual_counted_twice(match: Any) -> Any:
     total = match.call(aten.add.Tensor, match["a"], match.call(aten.mul.Tensor, match["b"], 2.0))
-    return match.call(
-        aten.native_layer_norm.default, total, *(match[name] for name in ("shape", "w", "c", "eps"))
-    )
+    return match.call(aten.native_layer_norm.default, total, *(match[name] for name in ("shape", "w", "c", "eps")))
 
 
 def _rotated_half() -> Any:
@@ -249,12 +253,12 @@ FAULTS: dict[str, Fault] = {
         for_torch="accuracy",
     ),
     "slow-llama": Fault(
-        "slow kernel", "llama", "slow",
+        "slow kernel", "llama", "slow:",
         _lowering(aten.silu.default, lambda real: _by_a_long_way(real, lambda body, v: v * body.apply("sigmoid", v))),
         slower_than=SLOWER_THAN,
     ),
     "slow-resnet": Fault(
-        "slow kernel", "resnet", "slow",
+        "slow kernel", "resnet", "slow:",
         _lowering(aten.relu.default, lambda real: _by_a_long_way(
             real, lambda body, v: body.apply("max", body.const(0, v.dtype), v)
         )),

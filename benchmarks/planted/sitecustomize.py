@@ -56,7 +56,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, changes: dict[str, Callable[[ModuleType], None]]):
         self.changes = changes
 
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name not in self.changes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -65,5 +67,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-_CHANGES = {"PLANTED_FAULT": ("litz.pipeline", _plant), "FOR_TORCHS_MINIFIER": ("litz.capture.backend", _give_parameters)}
+_CHANGES = {
+    "PLANTED_FAULT": ("litz.pipeline", _plant),
+    "FOR_TORCHS_MINIFIER": ("litz.capture.backend", _give_parameters),
+}
 sys.meta_path.insert(0, _Finder({name: change for key, (name, change) in _CHANGES.items() if os.environ.get(key)}))

@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from litz.debug.reduce import bypassing, described, with_smaller_sizes, without_nodes, without_results
+from litz.debug.reduce import (
+    bypassing,
+    described,
+    sharing_inputs,
+    with_smaller_sizes,
+    without_nodes,
+    without_results,
+)
 from litz.debug.reproduce import Symptom
 from litz.debug.reproduction import Reproduction
 from litz.debug.trials import Trials
@@ -169,6 +176,7 @@ def _steps(folder: Path) -> tuple[tuple[str, Callable[..., Any]], ...]:
         ("shorter ways", bypassing),
         ("described", described),
         ("smaller sizes", with_smaller_sizes),
+        ("fewer inputs", sharing_inputs),
     )
 
 

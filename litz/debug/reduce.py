@@ -176,6 +176,43 @@ def _writes(node: fx.Node) -> bool:
     return "out" in node.kwargs or name == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
+def sharing_inputs(whole: Reproduction, shows: Shows) -> Reproduction:
+    """Inputs of one form as one, and arguments that may be None left out."""
+    best = whole
+    for place in reversed(range(len(whole.given))):
+        if place >= len(best.given):
+            continue
+        alike = (earlier for earlier in range(place) if _one_form(best.given[earlier], best.given[place]))
+        for other in (*alike, None):
+            fewer = _with_input_as(best, place, other)
+            if fewer is not None and shows(fewer):
+                best = fewer
+                break
+    return best
+
+
+def _one_form(a: Given, b: Given) -> bool:
+    return a.is_tensor and (a.sizes, a.dtype, a.device, a.strides) == (b.sizes, b.dtype, b.device, b.strides)
+
+
+def _with_input_as(whole: Reproduction, place: int, other: int | None) -> Reproduction | None:
+    """With another input, or None, where that one is used."""
+    graph, copies = _copy(whole.graph)
+    placeholders = [copies[node] for node in whole.graph.nodes if node.op == "placeholder"]
+    node = placeholders[place]
+    if other is not None:
+        node.replace_all_uses_with(placeholders[other])
+    elif any(user.op == "output" or user.all_input_nodes == [node] for user in node.users):
+        return None  # which takes nothing else
+    else:
+        for user in list(node.users):
+            user.args, user.kwargs = fx.node.map_arg(  # type: ignore[assignment]
+                (user.args, user.kwargs), lambda n: None if n is node else n
+            )
+    graph.erase_node(node)
+    return replace(whole, graph=graph, given=(*whole.given[:place], *whole.given[place + 1 :]))
+
+
 # -- inputs ------------------------------------------------------------------------------------------
 def described(whole: Reproduction, shows: Shows) -> Reproduction:
     """Inputs that are kept as they are, described, as far as that still shows it; and gradients, if none is needed."""
@@ -250,4 +287,6 @@ def _resize(given: Given, new: Callable[[int], int]) -> Given:
     return replace(made, fill=_RANGE.sub(lambda m: f"torch.randint({m[1]}, {max(new(int(m[2])), 1)},", made.fill))
 
 
-__all__ = ["bypassing", "described", "inputs_of", "with_smaller_sizes", "without_nodes", "without_results"]
+__all__ = [
+    "bypassing", "described", "inputs_of", "sharing_inputs", "with_smaller_sizes", "without_nodes", "without_results",
+]  # fmt: skip

@@ -255,9 +255,7 @@ def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
-def _timed(
-    module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], slower_than: float
-) -> Symptom:
+def _timed(module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], slower_than: float) -> Symptom:
     torch._dynamo.reset()
     function, best = compile(module, **options), [float("inf"), float("inf")]
     for _ in range(RUNS):
@@ -392,9 +390,7 @@ def _wide(value: Any) -> Any:
     return value.detach().to(torch.float64).requires_grad_(value.requires_grad)
 
 
-def _witness(
-    module: torch.nn.Module, inputs: _Inputs, part: str, place: int
-) -> torch.Tensor | None:
+def _witness(module: torch.nn.Module, inputs: _Inputs, part: str, place: int) -> torch.Tensor | None:
     """TorchScript's result; None where it has none."""
     from litz.debug.graph_text import graph_module, read_graph
     from litz.debug.ts_compile import ts_compile

@@ -1,7 +1,8 @@
 """The process that trials are forked from: it has torch and Litz loaded, and has not run anything with them.
 
-In: a line for each file to run. Out: a line for what happens: the child's number, the stages it enters, the optimisations it
-applies, the symptom it finds, and how it ended. A child runs one file, and whatever becomes of it, the others do not notice.
+In: a line for each file to run. Out: a line for what happens: the child's number, the stages it enters, the
+optimisations it applies, the symptom it finds, and how it ended. A child runs one file, and whatever becomes of it, the
+others do not notice.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def serve() -> None:
 
 def _load_all() -> None:
     """What a compile imports, which takes longer than most of them."""
-    import llvmlite.binding
+    import llvmlite.binding  # noqa: F401
     import torch._dynamo
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+    import torch.fx.experimental.symbolic_shapes
 
     import litz.capture.backend
     import litz.debug.reproduce
