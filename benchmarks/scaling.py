@@ -34,6 +34,7 @@ class Program(NamedTuple):
     inputs: tuple[Any, ...]
 
 
+
 class Family(NamedTuple):
     build: Callable[[int], Program]
     least: int  # n
