@@ -1,4 +1,4 @@
-"""`litz doctor`, and the help of the command line."""
+"""`litz doctor`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,3 @@ def test_the_cache_and_the_environment(monkeypatch: pytest.MonkeyPatch, folder: 
 
 def test_a_finding_prints() -> None:
     assert str(Finding("a", "b")) == "a: b" and str(Finding("a", "b", False)) == "! a: b"
-
-
-@pytest.mark.parametrize("command", ["doctor", "bisect", "minify", "cache"])
-def test_each_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0
-    assert f"example:\n  litz {command}" in capsys.readouterr().out
