@@ -53,6 +53,12 @@ class Options:
         changes_code=True,
         doc="how what a fraction as `memory_budget` keeps is chosen: " + ", ".join(BUDGET_SOLVERS),
     )
+    offload: bool | str = _option(
+        False,
+        changes_code=True,
+        doc="training on a CPU, with a memory_budget: what is kept may wait in files, where that costs less time than "
+        "computing it again; True, or the path of a folder on a fast disk",
+    )
     cost: str = _option(
         "ceilings",
         changes_code=True,
@@ -333,6 +339,11 @@ def _check_levels(name: str, value: Any) -> None:
             raise _bad(name, level, accepted, hint=f"did you mean {near[0]!r}?" if near else None)
 
 
+def _check_offload(name: str, value: Any) -> None:
+    if not isinstance(value, bool) and not (isinstance(value, str) and os.path.isdir(value)):
+        raise _bad(name, value, "True, False or the path of a folder that exists")
+
+
 def _check_path(name: str, value: Any) -> None:
     if value is not None and not (isinstance(value, str) and value):
         raise _bad(name, value, "None or the path of a folder")
@@ -343,6 +354,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
     "recompute": _check_recompute,
     "budget_solver": _check_choice(BUDGET_SOLVERS),
+    "offload": _check_offload,
     "cost": _check_choice(COSTS),
     "freeze": _check_freeze,
     "mode": _check_choice(MODES),

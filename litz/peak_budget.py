@@ -20,7 +20,7 @@ from litz.context import Context
 from litz.errors import OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.split import Policy, plan, split
+from litz.graph.partition.split import Policy, at_level, plan, split
 from litz.graph.partition.within_peak import Peak, within_peak
 from litz.graph.rewrite_post_grad import rewrite_post_grad
 from litz.graph.signature import Joint
@@ -74,8 +74,7 @@ def fit_in(
 
     def asked(level: int) -> tuple[Joint, Policy]:
         copy = graph_module(joint.graph, copied(joint.graph.graph))
-        kept = None if level == 0 else frozenset(node.name for node in levels.at(level).kept)
-        return replace(joint, graph=copy), replace(policy, fraction=1.0, kept=kept)
+        return replace(joint, graph=copy), at_level(levels, level, policy)
 
     def foretold(level: int) -> Peak:
         return foretell(*asked(level), quiet, schedule).peak
@@ -89,9 +88,10 @@ def fit_in(
 
     step, fitting = within_peak(most, levels.bounds, foretold, compiled)
     ctx.again_seconds = levels.at(fitting.level).seconds
+    on = "computing again" if policy.offload is None else "computing again and on files"
     ctx.note(
         f"memory_budget of {most:,} bytes: a step takes {fitting.peak.bytes:,} bytes at its peak, {arguments:,} of "
-        f"them for arguments, and spends {ctx.again_seconds * 1e3:.1f} ms on computing again"
+        f"them for arguments, and spends {ctx.again_seconds * 1e3:.1f} ms on {on}"
     )
     ctx.publish()
     return step
@@ -106,7 +106,7 @@ def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[...,
         donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
         graph = without_tangents(parts.backward, parts.taken, ())
         _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated)
-        kept = backward.named(range(parts.first_saved, parts.first_saved + parts.saved))
+        kept = backward.named(parts.in_memory)
         within = taken_within(ctx.target)
         memories = (peak(forward, layout, 0, within=within), peak(backward, behind, 0, kept, within=within))
         return Foretold(_step(bytes_of_arguments(joint), memories), memories, (forward, backward))

@@ -21,6 +21,7 @@ from litz.codegen.llvm.build import Building
 from litz.codegen.llvm.render import render
 from litz.codegen.plan import host_plan
 from litz.context import Context
+from litz.errors import OptionError
 from litz.graph.carry_numbers import carry_numbers
 from litz.graph.freeze.fold_frozen import fold_frozen
 from litz.graph.freeze.freeze import freeze
@@ -32,6 +33,7 @@ from litz.graph.partition.again import Rules
 from litz.graph.partition.cost import at_ceilings, ceilings
 from litz.graph.partition.extract import Split
 from litz.graph.partition.measured import measured
+from litz.graph.partition.offload import Offload
 from litz.graph.partition.split import Policy, split
 from litz.graph.replay_draws import replay_draws
 from litz.graph.rewrite_for_target import rewrite_for_target
@@ -39,6 +41,7 @@ from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_inference, rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint, Tangent, Training
+from litz.loop.offload import usual_folder
 from litz.loop.remember import forget
 from litz.ops.decompose import decompositions
 from litz.ops.lower import lower
@@ -103,8 +106,7 @@ def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compi
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(parts.backward, parts.taken, absent)
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
-        kept = range(parts.first_saved, parts.first_saved + parts.saved)
-        return compile_graph(graph, ctx, "backward", True, step.donated, kept)
+        return compile_graph(graph, ctx, "backward", True, step.donated, parts.in_memory)
 
     if ctx.options.backward == "eager" or joint.signature.sizes:
         # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
@@ -120,7 +122,19 @@ def policy_of(ctx: Context) -> Policy:
     fraction = float(asked) if isinstance(asked, (int, float)) and asked <= 1 else 1.0
     limits = ceilings(ctx.target)
     cost = measured(ctx.target, limits, ctx.cache) if options.cost == "profile" else at_ceilings(limits)
-    return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, cost)
+    return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, cost, _offload(ctx))
+
+
+def _offload(ctx: Context) -> Offload | None:
+    """What the options say of files. The folder is settled here: a default is part of the program."""
+    asked = ctx.options.offload
+    if asked is False:
+        return None
+    if ctx.target.device != "cpu":
+        raise OptionError(
+            "option 'offload' is for programs of a CPU so far", hint="memory_budget without it computes again"
+        )
+    return Offload(usual_folder() if asked is True else str(asked))
 
 
 def _training(joint: Joint, split: Split, forward: Artifact) -> Training:

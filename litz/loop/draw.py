@@ -25,9 +25,9 @@ import torch
 
 from litz.loop.philox import WORDS, words
 
-_LIBRARY = torch.library.Library("litz", "FRAGMENT")  # it unregisters when collected
-_LIBRARY.define("reserve(SymInt blocks, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_LIBRARY.define(
+LIBRARY = torch.library.Library("litz", "FRAGMENT")  # it unregisters when collected
+LIBRARY.define("reserve(SymInt blocks, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+LIBRARY.define(
     "draw(Tensor cell, SymInt first, SymInt[] size, SymInt[] stride, SymInt[] order, int width, int threads) -> Tensor"
 )
 
@@ -105,10 +105,10 @@ def _draw_meta(
     return torch.empty_strided(size, stride, dtype=torch.int64, device=cell.device)
 
 
-_LIBRARY.impl("reserve", _reserve, "CompositeExplicitAutograd")
-_LIBRARY.impl("draw", _draw, "CompositeExplicitAutograd")
-_LIBRARY.impl("draw", _draw_meta, "Meta")
+LIBRARY.impl("reserve", _reserve, "CompositeExplicitAutograd")
+LIBRARY.impl("draw", _draw, "CompositeExplicitAutograd")
+LIBRARY.impl("draw", _draw_meta, "Meta")
 RESERVE = torch.ops.litz.reserve.default
 DRAW = torch.ops.litz.draw.default
 
-__all__ = ["DRAW", "RESERVE", "blocks_of", "cell_of", "dealt"]
+__all__ = ["DRAW", "LIBRARY", "RESERVE", "blocks_of", "cell_of", "dealt"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from litz.errors import CallError
-from litz.loop import draw  # noqa: F401  (registers Litz's own)
+from litz.loop import draw, offload  # noqa: F401  (they register Litz's own)
 
 TORCHS_OWN = frozenset(("aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "profiler"))  # namespaces
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from litz.loop.offload import OFFLOAD
 from litz.ops.builder import Builder
 from litz.ops.registry import LOWERINGS, lowers
 
@@ -51,3 +52,4 @@ def called(*names: str) -> None:
 
 
 called(*_NAMES)
+lowers(OFFLOAD)(call)

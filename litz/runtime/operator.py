@@ -47,7 +47,7 @@ class Operator:
         buffers = executable.plan.buffers
         self.copies = aliases and any(buffers[name].kind != "input" for name in call.reads)
         # Whatever else it does, it may keep what it is given beyond the call, and memory of the arena is only lent.
-        self.gives = taken_apart(call.target).namespace not in TORCHS_OWN
+        self.gives = taken_apart(call.target).namespace not in (*TORCHS_OWN, "litz")
         self.writes = {a.name for a in own if a.alias_info is not None and a.alias_info.is_write}
         self.names = [a.name for a in own]
 

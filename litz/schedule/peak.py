@@ -5,7 +5,8 @@ and return memory.
 
 Counted is what the program takes: its arena, large temporaries with memory of their own, results, what operators
 allocate for theirs. Arguments are the caller's; one that he drops as he goes is counted off after its last use. What
-libraries allocate for themselves within a call is counted where the caller knows it.
+libraries allocate for themselves within a call is counted where the caller knows it; what is in a file is the
+system's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from litz.loop.dtype import DTYPES
 from litz.loop.formula import Measures
 from litz.loop.ir import Buffer, Call, Program, View
+from litz.loop.offload import NAME as OFFLOAD
 from litz.report import Memory
 from litz.schedule.lifetimes import lifetimes
 from litz.schedule.memory import Layout
@@ -43,9 +45,12 @@ def peak(
             last_use[block.over] = max(last_use.get(block.over, 0), block.last)
         else:
             stays.append((block.members[0], size_of(buffers, block.members, sizes), block.first, block.last))
+    in_files = {name for call in program.calls if call.target == OFFLOAD for name in call.writes}
     leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
     for name, born in lifetimes(program).born.items():
         buffer = buffers[name]
+        if name in in_files:
+            continue
         if name in layout.owned:
             stays.append((name, _bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
         elif buffer.kind == "output":

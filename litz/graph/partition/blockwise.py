@@ -52,6 +52,7 @@ class Level:
     kept: tuple[fx.Node, ...]
     seconds: float  # lost
     bound: int  # bytes that the backward was foreseen to hold
+    offloaded: frozenset[fx.Node] = frozenset()  # of those that are kept: in files
 
 
 @dataclass(frozen=True)

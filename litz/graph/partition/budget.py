@@ -27,7 +27,19 @@ def within_fraction(
 ) -> Choice:
     """Of what `usual` keeps for the backward, a fraction; as little as can be if that is more. `may`: the nodes that
     can be computed again."""
-    return _Budget(problem, seconds, may).within(usual, int(usual.bytes * fraction), solver)
+    return within(problem, usual, int(usual.bytes * fraction), seconds, may, solver)
+
+
+def within(
+    problem: Problem, usual: Choice, bound: int, seconds: Seconds, may: frozenset[fx.Node], solver: Solver
+) -> Choice:
+    """The same for a number of bytes."""
+    return _Budget(problem, seconds, may).within(usual, bound, solver)
+
+
+def at_rate(problem: Problem, seconds: Seconds, may: frozenset[fx.Node], rate: float) -> Choice:
+    """The best choice where a second is worth so many bytes."""
+    return _Budget(problem, seconds, may).at_rate(rate)
 
 
 class _Budget:
@@ -105,4 +117,4 @@ def _pieces(nodes: frozenset[fx.Node], problem: Problem) -> list[frozenset[fx.No
     return found
 
 
-__all__ = ["Seconds", "within_fraction"]
+__all__ = ["Seconds", "at_rate", "within", "within_fraction"]

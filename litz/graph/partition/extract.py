@@ -6,7 +6,7 @@ computes again, right before it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from litz.graph.partition.cost import narrow_type
 from litz.graph.partition.sides import Sides, ancestors, must_run
 from litz.graph.signature import Joint
 from litz.graph.sizes import sizes_as_arguments
+from litz.loop.offload import OFFLOAD
 from litz.ops.sizes import number_held, size_sources, whole_held
 
 aten = torch.ops.aten
@@ -31,15 +32,23 @@ class Split:
     saved_results: tuple[int, ...]  # of the forward's own results, those the backward reads
     saved: int  # tensors that follow the forward's own results, for the backward alone
     taken: int  # inputs of the backward before the tangents: all of these in this order, then plain numbers
+    offloaded: frozenset[int] = frozenset()  # of those for the backward alone, by place: which are in files
 
     @property
     def first_saved(self) -> int:
         """Where the tensors for the backward alone begin among its inputs."""
         return len(self.saved_primals) + len(self.saved_results)
 
+    @property
+    def in_memory(self) -> list[int]:
+        """Inputs of the backward that are for it alone, and take memory."""
+        return [self.first_saved + place for place in range(self.saved) if place not in self.offloaded]
 
-def split_at(joint: Joint, sides: Sides, kept: Sequence[fx.Node]) -> Split:
-    """The two graphs, if of the forward's values the backward is given these."""
+
+def split_at(
+    joint: Joint, sides: Sides, kept: Sequence[fx.Node], offloaded: Collection[fx.Node] = (), folder: str = ""
+) -> Split:
+    """The two graphs, if of the forward's values the backward is given these; `offloaded` wait in files."""
     graph = joint.graph.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     primals, tangents = placeholders[: joint.primals], placeholders[joint.primals :]
@@ -63,15 +72,18 @@ def split_at(joint: Joint, sides: Sides, kept: Sequence[fx.Node]) -> Split:
     types = {n: narrow_type(n, sides) for n in saved}
     narrow = {n: _narrowed(graph, n, dtype) for n, dtype in types.items() if dtype is not None}
     copies |= narrow
+    away = {n: _offloaded(graph, n, folder) for n in saved if n in offloaded}
+    copies |= away
     effects = [n for n in graph.nodes if must_run(n)]
     returned = [*forward_results, *(copies.get(n, n) for n in saved), *plain]
     forward = _extract(joint.graph, primals, returned, [n for n in effects if n not in late])
     for node, fewer_bits in narrow.items():
         _widened_again(graph, node, fewer_bits)
     saved = [narrow.get(n, n) for n in saved]
+    in_files = frozenset(place for place, n in enumerate(saved) if n in away)
     taken = [*(primals[i] for i in saved_primals), *(forward_results[i] for i in saved_results), *saved, *plain]
     backward = _extract(joint.graph, [*taken, *tangents], gradients, [n for n in effects if n in late], late)
-    return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken))
+    return Split(forward, backward, saved_primals, saved_results, len(saved), len(taken), in_files)
 
 
 def _measured(graph: fx.Graph, inputs: list[fx.Node]) -> list[fx.Node]:
@@ -96,6 +108,14 @@ def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
         copy = graph.call_function(aten.clone.default, (node,))
     copy.meta = dict(node.meta)
     return copy
+
+
+def _offloaded(graph: fx.Graph, node: fx.Node, folder: str) -> fx.Node:
+    with graph.inserting_after(node):
+        away = graph.call_function(OFFLOAD, (node, folder))
+    value = node.meta["val"]
+    away.meta = {**node.meta, "val": value.new_empty_strided(value.shape, value.stride())}
+    return away
 
 
 def _narrowed(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:

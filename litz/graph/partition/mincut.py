@@ -38,7 +38,8 @@ class Problem:
 class Choice:
     kept: tuple[fx.Node, ...]  # in graph order
     again: frozenset[fx.Node]  # forward values that the backward computes once more
-    bytes: int  # of what is kept for the backward alone
+    bytes: int  # of what is kept in memory for the backward alone
+    offloaded: frozenset[fx.Node] = frozenset()  # of those that are kept: in a file
 
 
 def problem_of(joint: Joint, sides: Sides, unkept: frozenset[fx.Node] = frozenset()) -> Problem:

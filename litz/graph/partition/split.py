@@ -5,20 +5,22 @@ In: a `Joint`, and what is asked. Out: a `Split`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import fx
 
 from litz.graph.partition.again import Rules, forbidden, fuses, is_possible
 from litz.graph.partition.blockwise import Plan, Question
-from litz.graph.partition.budget import within_fraction
+from litz.graph.partition.budget import Seconds, within_fraction
 from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.foresee import Foresight
 from litz.graph.partition.knapsack import SOLVERS
 from litz.graph.partition.maxflow import INFINITE
 from litz.graph.partition.mincut import Choice, Problem, minimum_cut, problem_of
+from litz.graph.partition.offload import FilePlan, Offload, within_fraction_and_file
 from litz.graph.partition.regions import regions_of
 from litz.graph.partition.sides import Sides, sides_of
 from litz.graph.signature import Joint
@@ -27,13 +29,16 @@ from litz.graph.signature import Joint
 @dataclass(frozen=True)
 class Policy:
     """What is asked of a split. `fraction`: of the bytes that would be kept without a bound; `cost`: the time that is
-    to be lost least; `kept`: where it is decided already, the names of the values that are kept."""
+    to be lost least; `offload`: whether files may hold what is kept; `kept`: where it is decided already, the names of
+    the values that are kept, and `offloaded` of those in files."""
 
     rules: Rules = Rules()
     fraction: float = 1.0
     solver: str = "dp"
     cost: Cost = at_ceilings(CORE)
+    offload: Offload | None = None
     kept: frozenset[str] | None = None
+    offloaded: frozenset[str] = frozenset()
 
     @property
     def reads_again(self) -> bool:
@@ -46,37 +51,61 @@ _USUAL = Policy()
 
 def split(joint: Joint, policy: Policy = _USUAL) -> Split:
     sides = sides_of(joint, policy.reads_again)
-    if policy.kept is not None:
-        return split_at(joint, sides, [n for n in joint.graph.graph.nodes if n.name in policy.kept])
-    return split_at(joint, sides, choose(joint, sides, policy).kept)
+    if policy.kept is None:
+        choice = choose(joint, sides, policy)
+        kept, away = choice.kept, choice.offloaded
+    else:
+        kept = tuple(n for n in joint.graph.graph.nodes if n.name in policy.kept)
+        away = frozenset(n for n in kept if n.name in policy.offloaded)
+    return split_at(joint, sides, kept, away, "" if policy.offload is None else policy.offload.folder)
 
 
 def choose(joint: Joint, sides: Sides, policy: Policy) -> Choice:
-    problem, usual, may, dear = _asked(joint, sides, policy)
+    problem, usual, may, seconds = _asked(joint, sides, policy)
     if policy.fraction >= 1:
         return usual
-    return within_fraction(problem, usual, policy.fraction, dear, may, SOLVERS[policy.solver])
+    dear = seconds()
+    solver = SOLVERS[policy.solver]
+    if policy.offload is not None:
+        return within_fraction_and_file(problem, usual, policy.fraction, dear, may, solver, policy.offload)
+    return within_fraction(problem, usual, policy.fraction, dear, may, solver)
 
 
-def plan(joint: Joint, policy: Policy) -> Plan:
+def plan(joint: Joint, policy: Policy) -> Plan | FilePlan:
     """The least time lost for each of a range of peaks, by what is foreseen of them."""
     sides = sides_of(joint, read_again=True)
-    problem, usual, may, dear = _asked(joint, sides, policy)
+    problem, usual, may, seconds = _asked(joint, sides, policy)
+    dear = seconds()
+    if policy.offload is not None:
+        return FilePlan(problem, usual, dear, may, SOLVERS[policy.solver], policy.offload)
     foresight = Foresight(joint, sides, partial(fuses, allowed=policy.rules.allowed))
     return Plan(Question(problem, foresight, usual, dear, may))
 
 
+def at_level(levels: Plan | FilePlan, level: int, policy: Policy) -> Policy:
+    """What is asked of a split at a level of a plan; the first is the usual split."""
+    if level == 0:
+        return replace(policy, fraction=1.0, kept=None)
+    found = levels.at(level)
+    kept, away = (frozenset(node.name for node in nodes) for nodes in (found.kept, found.offloaded))
+    return replace(policy, fraction=1.0, kept=kept, offloaded=away)
+
+
 def _asked(
     joint: Joint, sides: Sides, policy: Policy
-) -> tuple[Problem, Choice, frozenset[fx.Node], dict[fx.Node, float]]:
-    """What is to be cut; the usual choice; what can be computed again; and the seconds of what takes some."""
+) -> tuple[Problem, Choice, frozenset[fx.Node], Callable[[], Seconds]]:
+    """What is to be cut; the usual choice; what can be computed again; and the seconds of what takes some, which the
+    usual choice needs not know."""
     regions = regions_of(joint)
     problem = problem_of(joint, sides, regions.again)
     may = frozenset(n for n in problem.nodes if is_possible(n) or fuses(n, policy.rules.allowed)) - regions.kept
     never = forbidden(problem.nodes, sides, policy.rules).keys() - regions.again
     usual = minimum_cut(problem, lambda n: INFINITE if n not in may or n in never else 0)
-    dear = {n: policy.cost(n) for n in may - regions.again if not fuses(n, policy.rules.allowed)}
-    return problem, usual, may, dear
+
+    def seconds() -> Seconds:
+        return {n: policy.cost(n) for n in may - regions.again if not fuses(n, policy.rules.allowed)}
+
+    return problem, usual, may, seconds
 
 
-__all__ = ["Policy", "choose", "plan", "split"]
+__all__ = ["Policy", "at_level", "choose", "plan", "split"]
