@@ -38,7 +38,7 @@ from benchmarks.table import figure, render
 
 RESULTS = Path(__file__).resolve().parent / "minify.json"
 LINES, NODES, SMALL = 40, 6, 9  # the most lines of each; the most nodes of at least so many of them
-PATIENCE = 4.0  # times what Litz took, for torch's minifier
+PATIENCE = 2.5  # times what Litz took, for torch's minifier
 LONGEST = 2400.0  # seconds, for any step
 ALONE = 30.0  # seconds after which what is run by itself has no end
 IN_TRAINING = "rule-bert"  # the fault that is bisected in training

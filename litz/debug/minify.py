@@ -73,8 +73,9 @@ def minify(
     """`what`: the folder or file of a reproduction. All that is tried is written down in `folder` (beside it, unless
     said otherwise), so that a second call goes on where a first was stopped. `limit`: seconds of work after which a run
     has no end. `slower_than`: how many times eager's time is a failure."""
-    start, folder = _read(what, folder, slower_than)
+    what, folder = _places(what, folder)
     with Trials(folder, limit) as trials:
+        start = _read(what, folder, slower_than)
         wanted = _failure(start, trials)
         tell(f"it fails: {wanted}")
         culprit = bisect_fuel(start, wanted, trials)
@@ -90,21 +91,25 @@ def bisect(
     what: Path | str, *, folder: Path | str | None = None, limit: float = 60.0, slower_than: float | None = None
 ) -> tuple[Symptom, Culprit | None]:
     """The failure of a reproduction, and the optimisation it comes with; None if it is there without any."""
-    start, folder = _read(what, folder, slower_than)
+    what, folder = _places(what, folder)
     with Trials(folder, limit) as trials:
+        start = _read(what, folder, slower_than)
         wanted = _failure(start, trials)
         return wanted, bisect_fuel(start, wanted, trials)
 
 
-def _read(what: Path | str, folder: Path | str | None, slower_than: float | None) -> tuple[Reproduction, Path]:
+def _places(what: Path | str, folder: Path | str | None) -> tuple[Path, Path]:
     what = Path(what).absolute()
-    folder = Path(folder).absolute() if folder is not None else what.with_name(f"{what.stem}_minified")
+    return what, Path(folder).absolute() if folder is not None else what.with_name(f"{what.stem}_minified")
+
+
+def _read(what: Path, folder: Path, slower_than: float | None) -> Reproduction:
     start = Reproduction.read(what, folder)
-    return (start if slower_than is None else replace(start, slower_than=slower_than)), folder
+    return start if slower_than is None else replace(start, slower_than=slower_than)
 
 
 def _failure(start: Reproduction, trials: Trials) -> Symptom:
-    symptom = trials(start)
+    symptom = trials(start, again=True)
     if symptom.kind in ("none", "invalid"):
         raise NothingToMinify(
             f"there is no failure of Litz to look for: {symptom}",
@@ -118,23 +123,25 @@ def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit
 
     patience = _patience(wanted)
 
-    def fails(fuel: int) -> bool:
-        return trials(replace(start, options={**start.options, "fuel": fuel}), patience).is_like(wanted)
+    def tried(fuel: int) -> Symptom:
+        return trials(replace(start, options={**start.options, "fuel": fuel}), patience, again=True)
 
-    if fails(0):
+    if tried(0).is_like(wanted):
         return None
-    enough = len(wanted.spent) or 1
-    while not fails(enough):
-        enough *= 2
-        if enough > MOST_FUEL:
+    most = len(wanted.spent) or 1  # with so much it has failed
+    while not wanted.spent and not tried(most).is_like(wanted):
+        most *= 2
+        if most > MOST_FUEL:
             return None  # it comes and goes
-    least, most = 0, enough
+    least = 0
     while most - least > 1:
         middle = (least + most) // 2
-        least, most = (least, middle) if fails(middle) else (middle, most)
-    spent = trials(replace(start, options={**start.options, "fuel": most}), patience).spent
+        least, most = (least, middle) if tried(middle).is_like(wanted) else (middle, most)
+    found = tried(most)
+    if not found.is_like(wanted):
+        return None
     # Fewer are known where one did not get as far as to say so.
-    return Culprit(most, spent[-1] if len(spent) >= most else "")
+    return Culprit(most, found.spent[-1] if len(found.spent) >= most else "")
 
 
 def _patience(found: Symptom) -> float | None:

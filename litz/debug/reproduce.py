@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from litz.stages import STAGES
 SEED = 0
 FLOOR = 4  # units in the last place
 RUNS = 5  # of which the fastest counts
+MOST_KNOWN = 1 << 28  # bytes of results that are kept for other options
 LEAST_LOSS = 5e-4  # seconds: what a call of anything compiled costs is not what makes a program slow
 PLENTY = 10**9  # of fuel: all optimisations, and each is written down
 CALL = "call"  # in the place of a stage: what was compiled is running
@@ -84,14 +86,16 @@ def reproduce(
     slower_than: float | None = None,
     entering: Callable[[str], None] = lambda stage: None,
     applied: Callable[[str], None] = lambda what: None,
+    known: Path | None = None,
 ) -> Symptom:
     """`slower_than`: how many times eager's time is slow. `entering` is told of each stage before it runs, `applied` of
-    each optimisation, and again of one that is a rule, with where that is written."""
+    each optimisation, and again of one that is a rule, with where that is written. `known`: a file with what eager and
+    float64 give, or where that will be kept: with other options it is the same."""
     options = dict(options or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            given, eager = _run_first(module, inputs)
+            given, eager = _run_first(module, inputs, known)
         except Exception as error:
             return Symptom("invalid", type(error).__name__, told=_line(error))
         with _listening(applied):
@@ -105,26 +109,60 @@ def reproduce(
     return symptom
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Inputs:
     """Each run gets copies, since to draw large inputs takes as long as to compute with them."""
 
     made: list[Any]
+    module: torch.nn.Module
+    known: Path | None = None
+    exact: _Run | None = None  # what float64 gives
+    asked: bool = False  # whether that has been computed; it may be that there is none
 
     def __call__(self) -> list[Any]:
         return [copied(value) for value in self.made]
 
+    def in_double(self, eager: _Run) -> _Run | None:
+        if not self.asked:
+            self.exact, self.asked = _in_double(self.module, self.made), True
+            if self.known is not None:
+                _keep((eager, self.exact), self.made, self.known)
+        return self.exact
 
-def _run_first(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]]) -> tuple[_Inputs, _Run]:
+
+def _keep(runs: tuple[_Run, _Run | None], made: Sequence[Any], file: Path) -> None:
+    """Inputs that eager leaves as they are can be had otherwise."""
+    as_made = [then is now or _same_memory(then, now) for then, now in zip(runs[0].inputs, made, strict=True)]
+    small = [run and replace(run, inputs=_but(run.inputs, as_made)) for run in runs]
+    kept = sum(x.nbytes for x in pytree.tree_leaves([vars(run) for run in small if run]) if isinstance(x, torch.Tensor))
+    if kept <= MOST_KNOWN:
+        torch.save(small, file)
+
+
+def _run_first(
+    module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], known: Path | None
+) -> tuple[_Inputs, _Run]:
     """The run in eager, with the inputs themselves: where it writes to them, they are made anew."""
     torch.manual_seed(SEED)
     made = list(inputs())
+    if known is not None and known.exists():
+        eager, exact = torch.load(known, weights_only=False)
+        eager = replace(eager, inputs=[_plain(m) if x is None else x for x, m in zip(eager.inputs, made, strict=True)])
+        return _Inputs(made, module, known, exact, True), eager
     versions = [value._version for value in made if isinstance(value, torch.Tensor)]
     eager = _Run.of(module, lambda: made)
     if versions != [value._version for value in made if isinstance(value, torch.Tensor)]:
         torch.manual_seed(SEED)
         made = list(inputs())
-    return _Inputs(made), eager
+    return _Inputs(made, module, known), eager
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.data_ptr() == b.data_ptr()
+
+
+def _but(values: Sequence[Any], left_out: Sequence[bool]) -> list[Any]:
+    return [None if out else value for value, out in zip(values, left_out, strict=True)]
 
 
 def main(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], **how: Any) -> None:
@@ -279,8 +317,6 @@ def _seconds(function: Callable[..., Any], inputs: _Inputs) -> float:
 
 # -- the judge ---------------------------------------------------------------------------------------
 def _compared(module: torch.nn.Module, inputs: _Inputs, found: _Run, eager: _Run) -> Symptom:
-    exact: list[_Run | None] = []  # once it is asked for
-
     for part in ("results", "gradients", "inputs"):
         got, want = getattr(found, part), getattr(eager, part)
         if len(got) != len(want):
@@ -291,9 +327,10 @@ def _compared(module: torch.nn.Module, inputs: _Inputs, found: _Run, eager: _Run
                 return Symptom("wrong", what[0], part, f"number {place}: {what[1]}")
             if not isinstance(w, torch.Tensor) or _equal(g, w):
                 continue
-            if not exact:
-                exact.append(_in_double(module, inputs))
-            referee = None if exact[0] is None else getattr(exact[0], part)[place]
+            exact = inputs.in_double(eager)
+            referee = None if exact is None else getattr(exact, part)[place]
+            if exact is not None and part == "inputs" and referee is None:
+                referee = _wide(w)  # which eager has left as it was
             what = _numbers(g, w, referee, lambda: _witness(module, inputs, part, place))  # noqa: B023
             if what is not None:
                 return Symptom("wrong", what[0], part, f"number {place}: {what[1]}")
@@ -370,10 +407,10 @@ def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
-def _in_double(module: torch.nn.Module, inputs: _Inputs) -> _Run | None:
+def _in_double(module: torch.nn.Module, inputs: Sequence[Any]) -> _Run | None:
     """The referee; None where the graph does not take float64."""
 
-    wide, before = [_wide(x) for x in inputs.made], torch.get_default_dtype()
+    wide, before = [_wide(x) for x in inputs], torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Widening():

@@ -38,23 +38,26 @@ class Trials:
         self._ledger = folder / "tried.jsonl"
         self._known = dict(self._read())
         self._zygote: subprocess.Popen[bytes] | None = None
-        self._lines = b""
+        self._lines, self._ready = b"", False
 
     def __enter__(self) -> Trials:
+        self._begin()  # it has much to load, which takes as long as to read what is to be tried
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._zygote is not None:
             self._end_zygote()
 
-    def __call__(self, reproduction: Reproduction, limit: float | None = None) -> Symptom:
-        """`limit`: less than the usual one, where that is known to be enough."""
+    def __call__(self, reproduction: Reproduction, limit: float | None = None, again: bool = False) -> Symptom:
+        """`limit`: less than the usual one, where that is known to be enough. `again`: with other options it will be
+        tried again, for which its results in eager are kept."""
         text = reproduction.text()
         key = blake2b(f"{source_digest()} {self.limit} {text}".encode(), digest_size=12).hexdigest()
         if key not in self._known:
             file = self.folder / "trial.py"
             file.write_text(text)
-            self._known[key] = self._run(file, min(limit or self.limit, self.limit))
+            known = self._results_of(reproduction) if again else None
+            self._known[key] = self._run(file, known, min(limit or self.limit, self.limit))
             self.run += 1
             with open(self._ledger, "a") as ledger:
                 ledger.write(json.dumps([key, asdict(self._known[key])]) + "\n")
@@ -71,10 +74,14 @@ class Trials:
             key, found = json.loads(line)
             yield key, Symptom(**{**found, "spent": tuple(found["spent"])})
 
-    def _run(self, file: Path, limit: float) -> Symptom:
+    def _results_of(self, reproduction: Reproduction) -> Path:
+        text = replace(reproduction, options={}).text()
+        return self.folder / f"results_{blake2b(text.encode(), digest_size=6).hexdigest()}.pt"
+
+    def _run(self, file: Path, known: Path | None, limit: float) -> Symptom:
         zygote = self._started()
         assert zygote.stdin is not None
-        zygote.stdin.write(json.dumps(str(file)).encode() + b"\n")
+        zygote.stdin.write(json.dumps([str(file), known and str(known)]).encode() + b"\n")
         zygote.stdin.flush()
         stage, found, failed, pid, killed, worked = CALL, None, None, None, False, 0.0
         applied: list[str] = []
@@ -117,22 +124,26 @@ class Trials:
         *whole, self._lines = self._lines.split(b"\n")
         return [json.loads(line) for line in whole]
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._zygote is None:
-            environment = {**os.environ, "LITZ_CACHE": "0"}  # what is kept must not answer for what is tried
-            folder = str(Path(__file__).parent.parent.parent)
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "litz.debug.zygote"], env=environment,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            self._lines = b""
-            while not any("ready" in message for message in self._heard(self._zygote)):
-                if self._zygote.poll() is not None:
-                    assert self._zygote.stderr is not None
-                    told = self._zygote.stderr.read().decode(errors="replace")
-                    raise LitzError(f"the process for trials does not start: {told[-2000:]}")
+    def _begin(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "LITZ_CACHE": "0"}  # what is kept must not answer for what is tried
+        folder = str(Path(__file__).parent.parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "litz.debug.zygote"], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._lines, self._ready = b"", False
         return self._zygote
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        zygote = self._zygote or self._begin()
+        while not self._ready:
+            self._ready = any("ready" in message for message in self._heard(zygote))
+            if zygote.poll() is not None:
+                assert zygote.stderr is not None
+                told = zygote.stderr.read().decode(errors="replace")
+                raise LitzError(f"the process for trials does not start: {told[-2000:]}")
+        return zygote
 
     def _end_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None

@@ -1,8 +1,8 @@
 """The process that trials are forked from: it has torch and Litz loaded, and has not run anything with them.
 
-In: a line for each file to run. Out: a line for what happens: the child's number, the stages it enters, the
-optimisations it applies, the symptom it finds, and how it ended. A child runs one file, and whatever becomes of it, the
-others do not notice.
+In: a line for each file to run, with where its results in eager are kept, if they are. Out: a line for what happens:
+the child's number, the stages it enters, the optimisations it applies, the symptom it finds, and how it ended. A child
+runs one file, and whatever becomes of it, the others do not notice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os.setsid()
-            os._exit(_run(json.loads(line), say))
+            file, known = json.loads(line)
+            os._exit(_run(Path(file), None if known is None else Path(known), say))
         say(pid=child)
         say(ended=os.waitpid(child, 0)[1])
 
@@ -53,16 +54,19 @@ def _load_all() -> None:
     torch._dynamo.list_backends()  # all of which Dynamo imports when it looks for one
 
 
-def _run(file: str, say: Callable[..., None]) -> int:
+def _run(file: Path, known: Path | None, say: Callable[..., None]) -> int:
     from litz.debug.reproduce import reproduce
     from litz.debug.reproduction import load
 
     faulthandler.disable()
     try:
-        space = load(Path(file))
+        space = load(file)
         entering = lambda stage: say(stage=stage)  # noqa: E731
         applied = lambda what: say(applied=what)  # noqa: E731
-        symptom = reproduce(space["Graph"](), space["inputs"], entering=entering, applied=applied, **space["how"])
+        symptom = reproduce(
+            space["Graph"](), space["inputs"], entering=entering, applied=applied, known=known,
+            **space["how"],
+        )  # fmt: skip
         say(symptom=asdict(symptom))
     except BaseException as error:
         say(failed=f"{type(error).__name__}: {error}")
