@@ -204,7 +204,7 @@ def _by_a_long_way(real: Callable[..., Any], formula: Callable[[Any, Any], Any])
 def _never_ends_on_roots(program: Any) -> None:
     from litz.loop.ir import Apply, Kernel
 
-    kernels = (step for step in program.steps if isinstance(step, Kernel))
+    kernels = [step for step in program.steps if isinstance(step, Kernel)]
     while any(isinstance(op, Apply) and op.op == "rsqrt" for kernel in kernels for op in kernel.body):
         pass
 
