@@ -4,6 +4,8 @@
 # make test-ops   every operator of torch's own database, every sample, all types, against eager (hours); SWEEP="--dtype float32" for a part
 # make fuzz    random programs against eager, 5,000 of them; FUZZ="--programs 100 --seed 7" for others
 # make test-ecosystem   transformers' Trainer and generate, diffusers, PyG, PEFT, Lightning, DDP, each against eager
+# make test-page   the page of `litz explain` in a browser: needs Chromium and its driver (apt-get install chromium chromium-driver)
+# make bench-explain   how long the page takes to make, against the compile
 # make test-gpu   what is compiled for a GPU, run on one
 # make test-gpu-ops   the operators of torch's own database on a GPU, by many processes; OPS="--seconds 520 --resume" for a part, and the next
 # make docs    writes docs/OPERATORS.md
@@ -36,7 +38,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -130,13 +132,24 @@ lint: setup
 
 # What one runs while working. `test-all` adds the tests that walk the whole database of operators once more.
 test: lint
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem -m "not long"
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem --ignore=tests/page -m "not long"
 
 test-all: lint
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -q --ignore=tests/ecosystem --ignore=tests/page
 
 test-ecosystem: $(ECOSYSTEM)/.litz-ready
 	$(ECOSYSTEM)/bin/python -m pytest tests/ecosystem -q
+
+# What drives the browser lies beside the environment, and is none of its packages.
+.page-tools: requirements-page.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade --target $@ -r requirements-page.txt
+	touch $@
+
+test-page: setup .page-tools
+	PYTHONPATH=.page-tools $(BIN)/python -m pytest tests/page -q
+
+bench-explain: setup
+	$(BIN)/python -m benchmarks.explain
 
 # Every sample of torch's operator database, for hours. SWEEP holds the sweep's options, such as
 # SWEEP="--symbolic --dtype float32": one program over symbolic sizes for each sample, at three sizes; or SWEEP="--jvp":

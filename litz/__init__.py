@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
         VerifyError,
     )
+    from litz.explanation.explain import explain
+    from litz.explanation.explanation import Explanation
     from litz.frontdoor import compile, jvp
     from litz.graph.partition.pytorch_convention import min_cut_rematerialization_partition
     from litz.graph.replacement import register_replacement
@@ -43,6 +45,8 @@ _HOME = {
     "compile": "litz.frontdoor",
     "jvp": "litz.frontdoor",
     "debug_compile": "litz.debug.debug_compile",
+    "explain": "litz.explanation.explain",
+    "Explanation": "litz.explanation.explanation",
     "explain_match": "litz.debug.explain_match",
     "pareto": "litz.debug.pareto",
     "Pareto": "litz.debug.pareto",
@@ -72,6 +76,7 @@ __all__ = [
     "CallError",
     "CaptureError",
     "CompileError",
+    "Explanation",
     "LitzError",
     "Loaded",
     "LoweringError",
@@ -88,6 +93,7 @@ __all__ = [
     "compile",
     "debug_compile",
     "eager",
+    "explain",
     "explain_match",
     "jvp",
     "last_report",

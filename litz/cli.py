@@ -1,6 +1,7 @@
 """`litz` on the command line: this machine, what lasts, how fast a model is, and what went wrong, made small.
 
     litz doctor                     what this machine has, and whether Litz works here
+    litz explain SCRIPT             a page about what Litz does with a script's model
     litz bench SCRIPT               a script's model: eager, inductor and Litz
     litz bisect GRAPH               which optimisation a failure comes with
     litz minify GRAPH               the smallest program that fails alike, as one file
@@ -77,6 +78,22 @@ def doctor() -> None:
         print(finding)
     if any(not finding.well for finding in findings):
         raise typer.Exit(1)
+
+
+@_app.command(
+    epilog="Example: litz explain --output page.html train.py --epochs 1",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def explain(
+    script: Annotated[Path, typer.Argument(help="A script, or a page that was made before.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("litz_explain.html"),
+) -> None:
+    """A page about what Litz does with a script's model."""
+    from litz.explanation.script import explain_file
+
+    explain_file(script, output, arguments or [])
+    print(f"wrote {output}: {output.stat().st_size:,} bytes")
 
 
 @_app.command(epilog="Example: litz bench my_model.py --training --seconds 5")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from traceback import StackSummary
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -101,6 +102,22 @@ def recompile_reason() -> str | None:
 
     context = getattr(utils, "get_metrics_context", lambda: None)()
     return getattr(context, "_metrics", {}).get("recompile_reason")
+
+
+def capture_number() -> str | None:
+    """Within a backend's call: Dynamo's number for the function, and for which of its compiles this is."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return None if found is None else f"{found.frame_id}/{found.frame_compile_id}"
+
+
+def graph_break(graph_module: Any) -> tuple[str, str] | None:
+    """The graph break that Dynamo's graph ends with: why, and the traceback of the user's lines."""
+    found = getattr(graph_module, "compile_subgraph_reason", None)
+    if found is None or not found.graph_break:
+        return None
+    return str(found.reason), "".join(StackSummary.from_list(found.user_stack).format())
 
 
 def source_name(node: Any) -> str | None:

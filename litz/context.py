@@ -35,6 +35,7 @@ from litz.report import (
     step_peak,
 )  # fmt: skip
 from litz.target import Machine
+from litz.watch import Watcher
 
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="+litz", or "+litz.context" alone
 SPENT, FIRED = "optimisation: %s", "rule %s applied (%s:%d)"  # what is logged; of the first if they are counted
@@ -73,6 +74,7 @@ class Context:
     again_seconds: float | None = None
     left_to_eager: str | None = None
     dumped: int = 0  # texts that were written to files
+    watcher: Watcher | None = None  # who is shown what stages make
     number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ class Context:
         found = ("timings", "snapshots", "firings", "fallbacks", "near_misses", "notes", "fuel", "spent", "built")
         for name in (*found, "freezing", "again_seconds"):
             setattr(self, name, getattr(fresh, name))
+        if self.watcher is not None:
+            self.watcher.begins_again()
 
     def spend(self, what: str) -> bool:
         """Whether one more optimisation may be applied. Without a limit, always; the last one is remembered."""

@@ -38,6 +38,9 @@ def compile_or_recall(
     function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ctx: Context, compile: Compile
 ) -> Callable[..., Any]:
     entry = _entry(function, inputs, strides, ctx)
+    if entry is not None and ctx.watcher is not None:
+        entry.tell()  # who looks on wants to see it compiled, and what he has done to it must not be kept
+        entry = None
     if entry is None:
         return bind(*compile(inputs), function, loader(ctx), keeping(ctx))
     recalled = _recalled(entry, function, inputs, compile)
@@ -119,6 +122,13 @@ class _Entry:
         assert self.ctx.cache is not None
         found = self.ctx.cache.differences("function", self.entries)
         return [f"not in the cache; of the nearest that is, another {difference}" for difference in found]
+
+    def tell(self) -> None:
+        """What would have come of asking for it."""
+        if isinstance(self.load("function"), Kept):
+            self.ctx.recalling.append("in the cache; compiled all the same, to be looked at")
+        else:
+            self.ctx.recalling += self.differences() or ["not in the cache, nor anything like it"]
 
     def load(self, kind: str, name: str | None = None) -> Any:
         assert self.ctx.cache is not None

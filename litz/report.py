@@ -49,13 +49,25 @@ class Snapshot(NamedTuple):
     text: str
 
 
+class Break(NamedTuple):
+    """A graph break: what Dynamo says of it, and the user's line."""
+
+    why: str
+    source: str | None
+
+
 class Occasion(NamedTuple):
     """What was compiled and why: the first of the user's lines in it, whether gradients were asked for, and what
-    Dynamo found changed since it compiled the same function before."""
+    Dynamo found changed since it compiled the same function before. `function`: where that is written, and its name;
+    `capture`: Dynamo's number for it, and for which of its compiles this is ("0/1" is the second of the first
+    function); `ends`: the graph break that the graph ends with, if it does."""
 
     source: str | None = None
     training: bool = False
     why: str = "the first call"
+    function: str | None = None
+    capture: str | None = None
+    ends: Break | None = None
 
 
 class Memory(NamedTuple):

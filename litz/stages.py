@@ -44,19 +44,20 @@ def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
     """One stage: timed, between the user's hooks, and, when asked, its result verified and kept as text."""
     assert name in STAGES, f"stage {name} is not listed"
     args = (hooked(ctx.options.before, name, args[0]), *args[1:])
+    before = ctx.timings.get(name, 0.0)
     with ctx.timed(name), nullcontext() if name in AS_CALLED else apart_from_caller():
         result = stage(*args)
     result = hooked(ctx.options.after, name, result)
     program = getattr(result, "program", result)  # of what was lowered, beside its constants
     if isinstance(program, Program) and ctx.options.verify:
         verify(program)
-    text = _text_of(name, program)
+    text = text_of(name, program)
     if text is not None:
         ctx.snapshot(name, text)
-    return result
+    return result if ctx.watcher is None else ctx.watcher.ran(name, result, ctx.timings[name] - before)
 
 
-def _text_of(stage: str, result: Any) -> Callable[[], str] | None:
+def text_of(stage: str, result: Any) -> Callable[[], str] | None:
     """How to come by the text of what the stage has made, if that has one."""
     if stage == "render":
         return result.text

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer and from those above it.
 LAYERS = (
-    ("options", "errors", "report", "context", "target", "compat", "source"),
+    ("options", "errors", "report", "context", "target", "compat", "source", "watch"),
     ("loop",),
     ("ops",),
     ("graph",),
@@ -29,7 +29,8 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What ties the layers together, and what looks at all of them.
 FREE = {
-    "pipeline", "peak_budget", "stages", "recall", "aot", "eager", "debug", "cli", "frontdoor", "__init__", "__main__",
+    "pipeline", "peak_budget", "stages", "recall", "aot", "eager", "debug", "explanation", "cli", "frontdoor",
+    "__init__", "__main__",
 }  # fmt: skip
 FREE_FILES = {"capture/backend.py", "capture/direct.py"}
 # Litz implements these anew.

@@ -25,18 +25,19 @@ from litz.capture.run_graph import as_written, of_forward_mode, turns_gradients_
 from litz.capture.segments import cut, cut_at, standing_alone
 from litz.capture.state import refuse_under_gradients, state_of
 from litz.capture.subclasses import is_subclass, parts_of
-from litz.compat import recompile_reason
+from litz.compat import capture_number, captured_now, graph_break, recompile_reason
 from litz.context import Context
-from litz.errors import CaptureError, LoweringError, UnsupportedPlatform, source_of
+from litz.errors import CaptureError, LoweringError, UnsupportedPlatform, source_of, user_line
 from litz.graph.sizes import varies
 from litz.loop.expr import NotConstant
 from litz.ops.sizes import known_float
 from litz.options import Options
 from litz.recall import Made, compile_or_recall
-from litz.report import Occasion
+from litz.report import Break, Occasion
 from litz.runtime.cache import cache_of
 from litz.runtime.frozen import FrozenProgram
 from litz.target import Machine, detect, detect_gpu
+from litz.watch import watch_now
 
 Strides = Sequence["tuple[Any, ...] | None"] | None
 
@@ -83,14 +84,18 @@ def compile_captured(
     lifted, held = lift_state(graph_module)
     state = list(held.values())
     given = [*example_inputs, *state]
-    compiled = _compile(lifted, given, options, state_of(lifted, given, tuple(held)))
+    compiled = _compile(lifted, given, options, state_of(lifted, given, tuple(held)), _break_after(graph_module))
     return compiled if not state else lambda *args: compiled(*args, *state)
 
 
 def _compile(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options, state: Mapping[int, str]
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    chosen: Options,
+    state: Mapping[int, str],
+    ends: Break | None,
 ) -> Callable[..., Any]:
-    occasion = _occasion(graph_module, example_inputs)
+    occasion = _occasion(graph_module, example_inputs)._replace(ends=ends)
     reason = _not_compiled(graph_module, example_inputs)
     if reason is not None:
         return left_to_eager(graph_module.forward, reason, _context(chosen, occasion))
@@ -106,7 +111,10 @@ def _compile(
 def _context(
     options: Options, occasion: Occasion, tensors: Sequence[Any] = (), state: Mapping[int, str] | None = None
 ) -> Context:
-    return Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion, state=state or {})
+    ctx = Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion, state=state or {})
+    watch = watch_now()
+    ctx.watcher = None if watch is None else watch.begins(ctx)
+    return ctx
 
 
 def _target(options: Options, tensors: Sequence[Any]) -> Machine:
@@ -120,7 +128,20 @@ def _target(options: Options, tensors: Sequence[Any]) -> Machine:
 def _occasion(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Occasion:
     sources = (source_of(node) for node in graph_module.graph.nodes if node.op.startswith("call"))
     training, why = _needs_grad(graph_module.forward, inputs), recompile_reason()
-    return Occasion(next(filter(None, sources), None), training, Occasion().why if why is None else why)
+    captured = captured_now()
+    return Occasion(
+        next(filter(None, sources), None),
+        training,
+        Occasion().why if why is None else why,
+        None if captured is None else f"{captured.place.file}:{captured.place.line}: {captured.place.name}",
+        capture_number(),
+        _break_after(graph_module),
+    )
+
+
+def _break_after(graph_module: fx.GraphModule) -> Break | None:
+    found = graph_break(graph_module)
+    return None if found is None else Break(found[0], user_line(found[1]))
 
 
 def compile_or_leave(

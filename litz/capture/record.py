@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import operator
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -44,6 +45,14 @@ aten = torch.ops.aten
 _THE_SAME = (aten.detach.default, aten.alias.default)
 
 
+class _Begun(NamedTuple):
+    """A node of the user's graph: autograd's count of steps before it, and the user's line."""
+
+    step: int
+    name: str
+    source: str | None
+
+
 class Recorder(TorchDispatchMode):
     _mode_key = torch._C._TorchDispatchModeKey.PROXY
 
@@ -58,7 +67,7 @@ class Recorder(TorchDispatchMode):
         self.stopped_at: str | None = None  # the node of the user's graph whose run, or whose gradient, has failed
         self.differentiating = False  # what runs now, eager runs when `backward` is called
         self._node_now: str | None = None
-        self._begun: list[tuple[int, str]] = []  # nodes of the user's, and autograd's count of steps before each
+        self._begun: list[_Begun] = []  # nodes of the user's
         self._region = self._regions = 0  # of a checkpoint
         self._policy: Policy | None = None  # of the region: what it keeps after all
         self._nodes: dict[int, fx.Node] = {}
@@ -67,7 +76,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def user_line(self) -> str | None:
-        return user_line(self.source)
+        return user_line(self._source_now())
 
     # -- the user's nodes ---------------------------------------------------------------------------
     def begins(self, node: fx.Node) -> None:
@@ -75,17 +84,27 @@ class Recorder(TorchDispatchMode):
         self.source = node.meta.get("stack_trace", self.source)
         if not self._region:
             self._node_now = node.name
-            self._begun.append((torch.autograd._get_sequence_nr(), node.name))
+            self._begun.append(_Begun(torch.autograd._get_sequence_nr(), node.name, self.source))
 
     def ends(self) -> None:
         """The user's graph has run; what follows is its gradient."""
         self._node_now = None
 
     def _working_on(self) -> str | None:
-        step = torch._C._current_autograd_node()
-        if self._node_now is not None or step is None:
-            return self._node_now
-        return next((name for first, name in reversed(self._begun) if first <= step._sequence_nr()), None)
+        behind = self._differentiated_now()
+        return self._node_now if behind is None else behind.name
+
+    def _source_now(self) -> str | None:
+        behind = self._differentiated_now()
+        return self.source if behind is None else behind.source
+
+    def _differentiated_now(self) -> _Begun | None:
+        """The node of the user's whose gradient is being recorded."""
+        step = torch._C._current_autograd_node() if self._node_now is None else None
+        if step is None:
+            return None
+        after = bisect_right(self._begun, step._sequence_nr(), key=lambda begun: begun.step)
+        return self._begun[after - 1] if after else None
 
     # -- inputs and outputs ------------------------------------------------------------------------
     def placeholder(self, value: Any, position: int) -> None:
@@ -178,8 +197,9 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} gives a tensor of layout {result.layout}: only dense ones are compiled")
         node = self._node(func, operands, options)
         node.meta["val"] = self._meant(func, operands, options) if _any_lazy((args, result)) else result
-        if self.source is not None:
-            node.meta["stack_trace"] = self.source
+        source = self._source_now()
+        if source is not None:
+            node.meta["stack_trace"] = source
         if self._region:
             node.meta[REGION] = self._region
         if self.differentiating:
@@ -224,8 +244,9 @@ class Recorder(TorchDispatchMode):
         """A node for what was not called."""
         node = self._node(func, operands, dict(options))
         node.meta["val"] = self._meant(func, operands, options)
-        if self.source is not None:
-            node.meta["stack_trace"] = self.source
+        source = self._source_now()
+        if source is not None:
+            node.meta["stack_trace"] = source
         if self.differentiating:
             self._mark_backward(node)
         return node

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from litz.debug.stopwatch import Stopwatch, pause_everywhere
 from litz.frontdoor import compile
 from litz.loop.contraction import contraction
 from litz.loop.ir import Call, Kernel, Program, Step, View
-from litz.runtime.executable import Bound, Executable
-from litz.schedule.memory import Layout
+from litz.runtime.executable import Executable
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,11 @@ def time_kernels(
     **kwargs: Any,
 ) -> Timings:
     """The steps of `function(*args, **kwargs)`, and of `after(result)` if given: `lambda loss: loss.backward()`."""
-    watched: list[_Watch] = []
-
     programs: list[Program] = []
+    watched: list[Stopwatch] = []
 
     def watch(executable: Executable) -> None:
-        watched.append(_Watch(len(watched), programs[len(watched)], executable, clock))
+        watched.append(Stopwatch(executable, clock))
 
     hooks = {"join_small": programs.append, "plan_memory": pause_everywhere, "load": watch}
     torch._dynamo.reset()
@@ -87,43 +86,13 @@ def time_kernels(
         result = compiled(*args, **kwargs)
         if after is not None:
             after(result)
-    return Timings(tuple(t for w in watched for t in w.timings()))
-
-
-def pause_everywhere(layout: Layout) -> Layout:
-    steps = range(max(layout.last_use.values(), default=0) + 2)
-    return replace(layout, pauses=frozenset(steps))
-
-
-class _Watch:
-    """Stands between an executable and the items of its plan."""
-
-    def __init__(self, number: int, program: Program, executable: Executable, clock: Callable[[], float]):
-        self.number, self.program, self.clock = number, program, clock
-        self.starts = [bound.item.first for bound in executable.items]
-        self.best = [float("inf")] * len(executable.items)
-        executable.items = [self._watched(at, bound) for at, bound in enumerate(executable.items)]
-        executable._only = None
-
-    def _watched(self, at: int, bound: Bound) -> Bound:
-        if bound.native is not None:
-            return bound._replace(native=self._timed(at, bound.native))
-        return bound._replace(operator=self._timed(at, bound.operator))  # type: ignore[arg-type]
-
-    def _timed(self, at: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> None:
-            start = self.clock()
-            call(*args)
-            self.best[at] = min(self.best[at], self.clock() - start)
-
-        return timed
-
-    def timings(self) -> list[Timing]:
-        program: Program = self.program
-        return [
-            Timing(self.number, program.steps[start], best * 1e6)
-            for start, best in zip(self.starts, self.best, strict=True)
-        ]
+    return Timings(
+        tuple(
+            Timing(number, program.steps[at], best)
+            for number, (program, stopwatch) in enumerate(zip(programs, watched))
+            for at, (best, _) in stopwatch.microseconds().items()
+        )
+    )
 
 
 __all__ = ["Timing", "Timings", "time_kernels"]

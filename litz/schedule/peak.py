@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,26 @@ from litz.schedule.memory import Layout
 from litz.schedule.place import ALIGNMENT, place, size_of
 
 _LARGEST = 5  # buffers that are named
+FOR_ITSELF = "what the call takes for itself"
+
+
+class Held(NamedTuple):
+    """A buffer with memory of its own, its bytes, the first step and the last with it."""
+
+    name: str
+    bytes: int
+    first: int
+    last: int
+
+
+class Holding(NamedTuple):
+    """What a run holds besides its arguments: an arena throughout, what `stays` from step to step, and arguments that
+    are its own to let go of, which it `inherits`."""
+
+    arena: int
+    stays: tuple[Held, ...]
+    inherits: tuple[Held, ...]
+    within: Mapping[int, int]  # step, a call -> what it takes for itself while it runs
 
 
 def peak(
@@ -34,9 +55,16 @@ def peak(
 ) -> Memory:  # fmt: skip
     """`dropped`: arguments that are the run's to let go of; `within`: what a call takes for itself. Where sizes vary,
     it is for likely ones."""
+    return _followed(program, holding(program, layout, workspace, dropped, sizes, within))
+
+
+def holding(
+    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
+    within: Callable[[Call], int] | None = None,
+) -> Holding:  # fmt: skip
     buffers, steps = program.buffers, len(program.steps)
     arena = place(buffers, layout.shared, sizes).size + workspace
-    stays: list[tuple[str, int, int, int]] = []  # buffer, bytes, the first and the last step with it
+    stays: list[Held] = []
     last_use = dict(layout.last_use)
     for block in layout.apart:
         if block.into is not None:
@@ -44,7 +72,7 @@ def peak(
         if block.over is not None and block.over in dropped:
             last_use[block.over] = max(last_use.get(block.over, 0), block.last)
         else:
-            stays.append((block.members[0], size_of(buffers, block.members, sizes), block.first, block.last))
+            stays.append(Held(block.members[0], size_of(buffers, block.members, sizes), block.first, block.last))
     in_files = {name for call in program.calls if call.target == OFFLOAD for name in call.writes}
     leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
     for name, born in lifetimes(program).born.items():
@@ -52,12 +80,13 @@ def peak(
         if name in in_files:
             continue
         if name in layout.owned:
-            stays.append((name, _bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
+            stays.append(Held(name, _bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
         elif buffer.kind == "output":
-            stays.append((name, _bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
-    gone = [(_bytes_of(buffers[name], sizes), last_use.get(name, -1) + 1) for name in dropped if name in buffers]
+            stays.append(Held(name, _bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
+    own = [name for name in dropped if name in buffers]
+    inherits = (Held(name, _bytes_of(buffers[name], sizes), 0, last_use.get(name, -1)) for name in own)
     taken = {at: within(step) for at, step in enumerate(program.steps) if isinstance(step, Call)} if within else {}
-    return _followed(program, arena, stays, gone, taken)
+    return Holding(arena, tuple(stays), tuple(inherits), taken)
 
 
 def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
@@ -68,29 +97,26 @@ def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
     return -(-count * width // ALIGNMENT) * ALIGNMENT
 
 
-def _followed(
-    program: Program, arena: int, stays: list[tuple[str, int, int, int]], gone: list[tuple[int, int]],
-    taken: Mapping[int, int],
-) -> Memory:  # fmt: skip
+def _followed(program: Program, found: Holding) -> Memory:
     steps = len(program.steps)
     change: Counter[int] = Counter()
-    for _, size, first, last in stays:
-        change[first] += size
-        change[last + 1] -= size
-    for size, at in gone:
-        change[at] -= size
+    for held in found.stays:
+        change[held.first] += held.bytes
+        change[held.last + 1] -= held.bytes
+    for held in found.inherits:
+        change[held.last + 1] -= held.bytes
     live, most, when = 0, 0, 0
     for at in range(steps):
         live += change[at]
-        if live + taken.get(at, 0) > most:
-            most, when = live + taken.get(at, 0), at
+        if live + found.within.get(at, 0) > most:
+            most, when = live + found.within.get(at, 0), at
     left = live + change[steps]
-    there = [(size, name) for name, size, first, last in stays if first <= when <= last]
-    if taken.get(when):
-        there.append((taken[when], "what the call takes for itself"))
-    held = sorted(there, reverse=True)
+    there = [(held.bytes, held.name) for held in found.stays if held.first <= when <= held.last]
+    if found.within.get(when):
+        there.append((found.within[when], FOR_ITSELF))
+    largest = sorted(there, reverse=True)
     what = program.steps[when].name if program.steps and hasattr(program.steps[when], "name") else ""
-    return Memory(arena, arena + most, left, what, tuple((name, size) for size, name in held[:_LARGEST]))
+    return Memory(found.arena, found.arena + most, left, what, tuple((name, size) for size, name in largest[:_LARGEST]))
 
 
-__all__ = ["peak"]
+__all__ = ["FOR_ITSELF", "Held", "Holding", "holding", "peak"]

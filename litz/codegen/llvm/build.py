@@ -151,6 +151,17 @@ def object_of(text: str, target: Machine, quickly: bool = False) -> bytes:
         return _object_of(text, machine, passes, builder, is_object=not isinstance(target, GpuTarget))
 
 
+def assembly_of(modules: Sequence[str], target: Target) -> list[str]:
+    """What the object code of each module says, to be read: made anew, on all cores."""
+
+    def listing(text: str) -> str:
+        with _TOOLS.lent(_How(target)) as (machine, passes, builder):
+            return _object_of(text, machine, passes, builder, is_object=False).decode()
+
+    with ThreadPoolExecutor(_threads(), "litz-listing") as workers:
+        return list(workers.map(listing, modules))
+
+
 def _object_of(text: str, machine: Any, passes: Any, builder: Any, is_object: bool) -> bytes:
     binding = llvm()
     lib = binding.ffi.lib
@@ -254,4 +265,4 @@ class _Recent:
 _LATELY = _Recent(4 << 20)
 
 
-__all__ = ["Building", "BuiltCode", "build", "llvm", "object_of", "target_machine"]
+__all__ = ["Building", "BuiltCode", "assembly_of", "build", "llvm", "object_of", "target_machine"]

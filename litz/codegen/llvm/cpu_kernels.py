@@ -43,6 +43,7 @@ class CpuKernels:
         self._written = written
         self.built: dict[tuple, Rendered] = {}
         self.named: dict[str, Named] = {}  # by the names of their functions
+        self.functions: dict[str, str] = {}  # step -> its function
         self._modules: dict[str, None] = {}
         self.tiles: dict[microkernel.Tile, None] = {}
         self.launches = 0
@@ -98,6 +99,7 @@ class CpuKernels:
         kernel = self.built.get(key)
         if kernel is None:
             kernel = self.built[key] = self._build(shared, order, flat is not None)
+        self.functions[step.name] = kernel.name
         if flat is not None:
             kernel = replace(kernel, units=elements(step), work=work_of(step))
         if batched and kernel.name not in self._parts:

@@ -41,6 +41,7 @@ class GpuKernels:
         self.dialect = gpu.dialect_for(target)
         self.built: dict[tuple, _Built] = {}
         self.named: dict[str, Named] = {}  # by the names of their functions
+        self.functions: dict[str, str] = {}  # step -> its function
         self._modules: dict[str, int] = {}
         self.launches = 0
 
@@ -60,6 +61,7 @@ class GpuKernels:
     def _start(self, writer: HostWriter, step: Kernel) -> None:
         order = tuple(dict.fromkeys((*step.reads, *step.writes)))
         found = self._kernel(step, order)
+        self.functions[step.name] = found.grid.name
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         w = writer.w
         # The driver is told where each argument lies: a buffer's address in its slot, a size in the table of sizes.

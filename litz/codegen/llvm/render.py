@@ -39,6 +39,7 @@ class Rendering:
     workspace: int  # bytes, for all threads together
     labels: Mapping[int, str]  # steps in words, for profilers
     named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
+    functions: Mapping[str, str]  # step -> its function, where it is a kernel
 
     def text(self) -> str:
         return "\n".join(self.modules)
@@ -118,6 +119,7 @@ def render(
         kernels.workspace,
         dict(enumerate(map(str, labels))),
         kernels.named,
+        kernels.functions,
     )
 
 
