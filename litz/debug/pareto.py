@@ -1,13 +1,13 @@
 """`litz.pareto`: what less memory costs in time.
 
-In: a model, its arguments, fractions of what would be kept for the backward. Out: a `Pareto`, which prints as a table
-and is written as JSON, SVG or PNG: peak and time of a training step for each fraction, and beside them eager's, with a
-checkpoint for each layer too, and PyTorch's own budgets if they are asked for.
+In: a model and its arguments. Out: a `Pareto`, which prints as a table and is written as JSON, SVG or PNG: peak and
+time of a training step for a range of budgets in bytes, and beside them eager's, with a checkpoint for each layer too,
+and PyTorch's own budgets if they are asked for.
 
-The model is compiled once, with all kept, and that step is measured; for each other fraction its graph is split and
-scheduled, and no code is made. The peak is what the memory plan says, the time that of the programs at the machine's
-ceilings, times what the measured step takes for what it would take at them. What a budget is said to be worth thus
-costs seconds, not a compile each; `measure=True` compiles and measures every one of them.
+The model is compiled once, with all kept, and that step is measured; at levels of the plan that a budget in bytes
+chooses from, its graph is split and scheduled, and no code is made. The peak is what the memory plan says, the time
+that of the programs at the machine's ceilings, times what the measured step takes for what it would take at them. What
+a budget is said to be worth thus costs seconds, not a compile each; `measure=True` compiles and measures every one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from litz.debug.step import Step, Subject, checkpointed, mean_square, peak_of_st
 from litz.errors import CaptureError, OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.cost import ceilings
+from litz.graph.partition.split import at_level, plan
 from litz.graph.signature import Joint
 from litz.options import Options
 from litz.peak_budget import bytes_of_arguments, foretell, unheard
@@ -35,26 +36,37 @@ from litz.report import last_report, reports, step_peak
 from litz.schedule.duration import duration
 from litz.target import Machine, detect, detect_gpu
 
-FRACTIONS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
 BESIDE = ("eager", "checkpoint", "inductor")
 PYTORCH_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _ROUNDS = 5
 Key = tuple[str, Union[float, None]]  # of a point: its way and its budget
-_WHOLE: Key = ("litz", 1.0)
+_WHOLE: Key = ("litz", None)  # without a budget
 
 
 @dataclass(frozen=True)
 class Point:
     """One way to run the step. Bytes are of arguments, gradients and all that the step takes; what is None is not
-    known: `failed` says why, if it should be."""
+    known: `failed` says why, if it should be. `budget` is what to write as `memory_budget`, or as PyTorch's
+    `activation_memory_budget`; None: no bound."""
 
     way: str  # "litz", or one of `BESIDE`
-    budget: float | None = None
+    budget: float | int | None = None
     predicted_bytes: int | None = None
     predicted_seconds: float | None = None
     measured_bytes: int | None = None
     measured_seconds: float | None = None
     failed: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.way if self.budget is None else f"{self.way} at {self.spelled}"
+
+    @property
+    def spelled(self) -> str:
+        """The budget, as it is written."""
+        if self.budget is None:
+            return ""
+        return f"{self.budget:d}" if isinstance(self.budget, int) else f"{self.budget:g}"
 
     @property
     def bytes(self) -> int | None:
@@ -88,7 +100,7 @@ class Pareto:
         rows += [_row(point) for point in self.points]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [_line(row, widths) for row in rows]
-        lines += [f"{p.way}{_at(p)} failed: {p.failed}" for p in self.points if p.failed]
+        lines += [f"{p.name} failed: {p.failed}" for p in self.points if p.failed]
         return "\n".join([f"a step on {self.machine}; {_bytes(self.arguments_bytes)} are arguments", *lines])
 
     def to_json(self) -> str:
@@ -115,7 +127,7 @@ def pareto(
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     loss: Callable[[Any], Any] | None = None,
-    fractions: Sequence[float] = FRACTIONS,
+    points: int = 12,
     beside: Iterable[str] = ("eager", "checkpoint"),
     pytorch_budgets: Sequence[float] = PYTORCH_BUDGETS,
     measure: bool = False,
@@ -124,30 +136,30 @@ def pareto(
     """Peak and time of a training step of `model(*args, **kwargs)`, for a sweep of memory budgets.
 
     `loss` makes one number of what the model returns; without it that is the number the model returns, or the mean
-    squares of its results. `fractions` are those of `memory_budget`. `beside`: what else is measured, of "eager";
+    squares of its results. `points`: how many budgets are tried, from none to the least there can be; those that are
+    bettered by another are left out. `beside`: what else is measured, of "eager";
     "checkpoint" (eager, each layer of the model's stack under `torch.utils.checkpoint`); and "inductor", compiled and
     measured at each of `pytorch_budgets`, as PyTorch's `activation_memory_budget` takes them, which takes as long as
-    so many of its compiles. `measure`: also compile and measure each fraction. The rest are options of `litz.compile`.
+    so many of its compiles. `measure`: also compile and measure each budget. The rest are options of `litz.compile`.
 
     Steps are run; gradients, buffers and random numbers are afterwards as they were before.
     """
     beside = tuple(beside)
-    _check(fractions, beside, pytorch_budgets, options)
+    _check(points, beside, pytorch_budgets, options)
     subject = Subject(model, args, kwargs or {}, mean_square if loss is None else loss)
     with subject.undisturbed():
-        return _Sweep(subject, Options.parse(options), options).run(fractions, beside, pytorch_budgets, measure)
+        return _Sweep(subject, Options.parse(options), options).run(points, beside, pytorch_budgets, measure)
 
 
-def _check(
-    fractions: Sequence[float], beside: Sequence[str], pytorch_budgets: Sequence[float], options: Mapping[str, Any]
-) -> None:
+def _check(points: int, beside: Sequence[str], pytorch_budgets: Sequence[float], options: Mapping[str, Any]) -> None:
     Options.parse(options)
     if "memory_budget" in options:
-        raise OptionError("option 'memory_budget' is what litz.pareto varies", hint="pass fractions=(1.0, 0.5, 0.0)")
-    for name, values in (("fractions", fractions), ("pytorch_budgets", pytorch_budgets)):
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise OptionError(f"{name} are numbers from 0 to 1, not {value!r}")
+        raise OptionError("option 'memory_budget' is what litz.pareto varies", hint="points=20 varies it more finely")
+    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
+        raise OptionError(f"points is a number of at least 1, not {points!r}")
+    for value in pytorch_budgets:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise OptionError(f"pytorch_budgets are numbers from 0 to 1, not {value!r}")
     unknown = set(beside) - set(BESIDE)
     if unknown:
         raise OptionError(f"beside names {', '.join(map(repr, BESIDE))}, not {min(unknown)!r}")
@@ -162,11 +174,9 @@ class _Sweep:
         self.peaks: dict[Key, int] = {}
         self.failed: dict[Key, str] = {}
 
-    def run(
-        self, fractions: Sequence[float], beside: Sequence[str], pytorch_budgets: Sequence[float], measure: bool
-    ) -> Pareto:
+    def run(self, count: int, beside: Sequence[str], pytorch_budgets: Sequence[float], measure: bool) -> Pareto:
         joints: list[Joint] = []
-        self._add(_WHOLE, self._by_litz(1.0, lambda joint: joints.append(_copy(joint))))
+        self._add(_WHOLE, self._by_litz(None, lambda joint: joints.append(_copy(joint))))
         joint = _only(joints)
         report = next(r for r in reversed(reports()) if any(b.part == "backward" for b in r.built))
         self.built = [built.memory for built in report.built]
@@ -177,13 +187,16 @@ class _Sweep:
             self._add(("checkpoint", None), self._under_checkpoints())
         for budget in pytorch_budgets if "inductor" in beside else ():
             self._add(("inductor", budget), self._by_inductor(budget))
-        for fraction in fractions if measure else ():
-            if fraction != 1.0:
-                self._add(("litz", fraction), self._by_litz(fraction))
+        machine = self._machine()
+        foretold = self._foretold(joint, count, machine)
+        for point in foretold if measure else ():
+            if point.budget is not None:
+                self._add(("litz", point.budget), self._by_litz(point.budget))
         seconds = seconds_of_steps(self.steps, _ROUNDS, self.subject.device)
         self.subject.forget()
-        machine = self._machine()
-        points = {(p.way, p.budget): p for p in self._foretold(joint, fractions, seconds[_WHOLE], machine)}
+        points = {
+            (p.way, p.budget): replace(p, predicted_seconds=p.seconds and p.seconds * seconds[_WHOLE]) for p in foretold
+        }
         points |= {key: Point(*key) for key in (*self.steps, *self.failed) if key[0] != "litz"}
         found = [
             replace(
@@ -210,9 +223,9 @@ class _Sweep:
             self.steps[key] = step
 
     # -- ways -----------------------------------------------------------------------------------
-    def _by_litz(self, fraction: float, keep: Callable[[Joint], None] | None = None) -> Step:
+    def _by_litz(self, budget: float | None, keep: Callable[[Joint], None] | None = None) -> Step:
         """`keep` is given the graph that is about to be split."""
-        asked = {**self.options, "memory_budget": fraction}
+        asked = {**self.options, "memory_budget": budget}
         if keep is not None:
             theirs = dict(self.options.get("before") or {})
 
@@ -253,23 +266,29 @@ class _Sweep:
         device = self.subject.device
         return detect_gpu(device.index, self.parsed.threads) if device.type == "cuda" else detect(self.parsed.threads)
 
-    def _foretold(self, joint: Joint, fractions: Sequence[float], whole: float, machine: Machine) -> list[Point]:
-        """`whole`: the seconds of the step that keeps all."""
+    def _foretold(self, joint: Joint, count: int, machine: Machine) -> list[Point]:
+        """Levels of the plan, the largest peak first, each with less than those before; seconds are in steps with all
+        kept."""
         ctx = unheard(Context(self.parsed, machine))
         policy, limits, arguments = policy_of(ctx), ceilings(machine), bytes_of_arguments(joint)
-        wanted = sorted({1.0, *map(float, fractions)}, reverse=True)
-        found = {f: foretell(_copy(joint), replace(policy, fraction=f), ctx, scheduled) for f in wanted}
-        # What kernels take for themselves is known of the step that was compiled, and about the same for all.
-        own = [built.arena - plan.arena for built, plan in zip(self.built, found[1.0].memories, strict=True)]
-        least = {f: sum(duration(program, limits) for program in each.programs) for f, each in found.items()}
-        points = []
-        for fraction in sorted(set(map(float, fractions)), reverse=True):
+        levels = plan(joint, policy)
+        last = len(levels.bounds) - 1
+        own, whole = [0, 0], 1.0
+        points: list[Point] = []
+        for level in sorted({round(last * i / max(count - 1, 1)) for i in range(count)}):
+            found = foretell(_copy(joint), at_level(levels, level, policy), ctx, scheduled)
+            least = sum(duration(program, limits) for program in found.programs)
+            if level == 0:
+                # What kernels take for themselves is known of the step that was compiled, and about the same for all.
+                own = [made.arena - planned.arena for made, planned in zip(self.built, found.memories, strict=True)]
+                whole = least
             forward, behind = (
                 m._replace(arena=m.arena + more, peak=m.peak + more)
-                for m, more in zip(found[fraction].memories, own, strict=True)
+                for m, more in zip(found.memories, own, strict=True)
             )
             peak = arguments + step_peak(forward, [behind])
-            points.append(Point("litz", fraction, peak, whole * least[fraction] / least[1.0]))
+            if not points or peak < points[-1].predicted_bytes:  # type: ignore[operator]
+                points.append(Point("litz", peak if level else None, peak, least / whole))
         return points
 
 
@@ -293,13 +312,13 @@ def _only(joints: Sequence[Joint]) -> Joint:
 
 # -- text ---------------------------------------------------------------------------------------
 def _in_order(point: Point) -> tuple[int, float]:
-    return ("litz", *BESIDE).index(point.way), -(point.budget or 0.0)
+    budget = float("inf") if point.budget is None else point.budget
+    return ("litz", *BESIDE).index(point.way), -budget
 
 
 def _row(point: Point) -> tuple[str, ...]:
-    budget = "" if point.budget is None else f"{point.budget:g}"
     return (
-        point.way, budget, _bytes(point.predicted_bytes), _milliseconds(point.predicted_seconds),
+        point.way, point.spelled, _bytes(point.predicted_bytes), _milliseconds(point.predicted_seconds),
         _bytes(point.measured_bytes), _milliseconds(point.measured_seconds),
     )  # fmt: skip
 
@@ -308,10 +327,6 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     """Words to the left, numbers to the right."""
     cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
     return "  ".join(cells).rstrip()
-
-
-def _at(point: Point) -> str:
-    return "" if point.budget is None else f" at {point.budget:g}"
 
 
 def _bytes(count: int | None) -> str:

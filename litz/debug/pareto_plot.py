@@ -82,9 +82,8 @@ def png(pareto: Pareto, path: Path) -> None:
 
 def told(point: Point) -> str:
     """A point in words."""
-    budget = "" if point.budget is None else f" at {point.budget:g}"
     how = "measured" if point.predicted_bytes is None else "predicted"
-    return f"{point.way}{budget}: {point.bytes or 0:,} bytes, {(point.seconds or 0.0) * 1e3:.2f} ms, {how}"
+    return f"{point.name}: {point.bytes or 0:,} bytes, {(point.seconds or 0.0) * 1e3:.2f} ms, {how}"
 
 
 def _ways(points: Sequence[Point]) -> list[str]:

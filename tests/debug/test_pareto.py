@@ -47,7 +47,7 @@ def test_what_is_foretold_is_what_is_measured_and_the_model_is_left_as_it_was() 
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before = torch.random.get_rng_state()
-    found = litz.pareto(model, x, fractions=(1.0, 0.5), measure=True)
+    found = litz.pareto(model, x, points=2, measure=True)
     assert torch.equal(torch.random.get_rng_state(), before) and float(model.calls) == 0
     assert all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters()) and x.grad is None
     assert "forward" not in vars(model.layers[0])
@@ -56,13 +56,14 @@ def test_what_is_foretold_is_what_is_measured_and_the_model_is_left_as_it_was() 
     # The buffer counts as well.
     assert found.arguments_bytes == state + x.numel() * 4 + 4
     points = {(p.way, p.budget): p for p in found.points}
-    assert list(points) == [("litz", 1.0), ("litz", 0.5), ("eager", None), ("checkpoint", None)]
+    (budget,) = (p.budget for p in found.points if p.way == "litz" and p.budget is not None)
+    assert list(points) == [("litz", None), ("litz", budget), ("eager", None), ("checkpoint", None)]
     assert all(p.failed is None and p.measured_seconds and p.measured_bytes for p in points.values())
-    for fraction in (1.0, 0.5):
-        point = points["litz", fraction]
+    for point in (points["litz", None], points["litz", budget]):
         assert abs(point.measured_bytes / point.predicted_bytes - 1) < 0.05  # type: ignore[operator]
-    most, less = points["litz", 1.0], points["litz", 0.5]
-    assert less.predicted_bytes < most.predicted_bytes  # type: ignore[operator]
+    most, less = points["litz", None], points["litz", budget]
+    assert budget == less.predicted_bytes < most.predicted_bytes  # type: ignore[operator]
+    assert less.measured_bytes <= 1.02 * budget  # type: ignore[operator]
     assert less.predicted_seconds != most.predicted_seconds == most.measured_seconds
     assert points["checkpoint", None].bytes < points["eager", None].bytes  # type: ignore[operator]
     assert less in found.front
@@ -77,11 +78,11 @@ def test_what_fails_costs_no_other_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module._Sweep, "_by_inductor", fails)
     found = litz.pareto(
-        lambda x: x.sin().exp(), torch.randn(64, requires_grad=True), fractions=(0.5,),
+        lambda x: x.sin().exp(), torch.randn(64, requires_grad=True), points=1,
         beside=("checkpoint", "inductor"), pytorch_budgets=(0.5,), loss=torch.sum,
     )  # fmt: skip
     litz_at, under, peer = found.points
-    assert litz_at.predicted_bytes and litz_at.measured_bytes is None and litz_at.failed is None
+    assert litz_at.predicted_bytes and litz_at.measured_bytes and litz_at.failed is None
     assert under.failed == "CaptureError: the model has no layers of one class side by side"
     assert peer.failed == "RuntimeError: no C++ compiler" and peer.bytes is None
     assert "inductor at 0.5 failed: RuntimeError: no C++ compiler" in str(found)
@@ -95,10 +96,10 @@ def broken(result: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"fractions": (1.5,)}, OptionError, "fractions are numbers from 0 to 1, not 1.5"),
+        ({"points": 0}, OptionError, "points is a number of at least 1, not 0"),
         ({"pytorch_budgets": (True,)}, OptionError, "pytorch_budgets"),
         ({"beside": ("eagre",)}, OptionError, "'eager', 'checkpoint', 'inductor', not 'eagre'"),
-        ({"memory_budget": 0.5}, OptionError, "fractions="),
+        ({"memory_budget": 0.5}, OptionError, "points=20"),
         ({"cots": "profile"}, OptionError, "'cost'"),
         ({"loss": lambda result: result.detach().sum()}, CallError, "no training step"),
         ({"loss": broken}, CaptureError, "in 2 graphs"),
@@ -119,10 +120,10 @@ KNOWN = Pareto(
     "a machine <1>",
     1 << 20,
     (
-        Point("litz", 1.0, 9 << 20, 0.010, 9 << 20, 0.010),
-        Point("litz", 0.5, 7 << 20, 0.011),
-        Point("litz", 0.2, 8 << 20, 0.012),
-        Point("litz", 0.0, 5 << 20, 0.015),
+        Point("litz", None, 9 << 20, 0.010, 9 << 20, 0.010),
+        Point("litz", 7 << 20, 7 << 20, 0.011),
+        Point("litz", 8 << 20, 8 << 20, 0.012),
+        Point("litz", 5 << 20, 5 << 20, 0.015),
         Point("eager", None, None, None, 12 << 20, 0.020),
         Point("inductor", 0.5, failed="RuntimeError: no"),
     ),
@@ -130,18 +131,18 @@ KNOWN = Pareto(
 
 
 def test_the_front_has_no_point_that_another_betters() -> None:
-    assert [p.budget for p in KNOWN.front] == [1.0, 0.5, 0.0]
+    assert [p.budget for p in KNOWN.front] == [None, 7 << 20, 5 << 20]
 
 
 def test_the_table() -> None:
     assert str(KNOWN) == (
         "a step on a machine <1>; 1.0 MiB are arguments\n"
-        "way       budget     peak     step  peak measured  step measured\n"
-        "litz      1       9.0 MiB  10.0 ms        9.0 MiB        10.0 ms\n"
-        "litz      0.5     7.0 MiB  11.0 ms\n"
-        "litz      0.2     8.0 MiB  12.0 ms\n"
-        "litz      0       5.0 MiB  15.0 ms\n"
-        "eager                                    12.0 MiB        20.0 ms\n"
+        "way       budget      peak     step  peak measured  step measured\n"
+        "litz               9.0 MiB  10.0 ms        9.0 MiB        10.0 ms\n"
+        "litz      7340032  7.0 MiB  11.0 ms\n"
+        "litz      8388608  8.0 MiB  12.0 ms\n"
+        "litz      5242880  5.0 MiB  15.0 ms\n"
+        "eager                                     12.0 MiB        20.0 ms\n"
         "inductor  0.5\n"
         "inductor at 0.5 failed: RuntimeError: no"
     )
@@ -155,7 +156,7 @@ def test_json_and_svg(tmp_path: Path) -> None:
     root = ElementTree.parse(tmp_path / "curve.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     told = [title.text for title in root.iter(f"{space}title")]
-    assert len(told) == 5 and "litz at 0.2: 8,388,608 bytes, 12.00 ms, predicted" in told
+    assert len(told) == 5 and "litz at 8388608: 8,388,608 bytes, 12.00 ms, predicted" in told
     (line,) = root.iter(f"{space}polyline")
     places = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
     assert len(places) == 3
