@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from litz.graph.partition.pytorch_convention import min_cut_rematerialization_partition
     from litz.graph.replacement import register_replacement
     from litz.graph.rewrite import rule
+    from litz.graph.serialize import save_patterns
     from litz.options import Options
     from litz.report import Report, last_report, reports
 
@@ -54,6 +55,7 @@ _HOME = {
     "ts_compile": "litz.debug.ts_compile",
     "register_replacement": "litz.graph.replacement",
     "rule": "litz.graph.rewrite",
+    "save_patterns": "litz.graph.serialize",
     "last_report": "litz.report",
     "reports": "litz.report",
     "Report": "litz.report",
@@ -103,6 +105,7 @@ __all__ = [
     "register_replacement",
     "reports",
     "rule",
+    "save_patterns",
     "ts_compile",
 ]
 

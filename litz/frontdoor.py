@@ -7,10 +7,12 @@ that states them, and not at the first run of the model.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 from litz.options import Options
+from litz.target import refuse_system
 
 
 def compile(
@@ -25,6 +27,7 @@ def compile(
     `fullgraph` and `dynamic` mean what they mean to `torch.compile`; all other keywords are fields of
     `litz.Options`.
     """
+    refuse_system(platform.system())
     Options.parse(options)
     if model_or_fn is None:
         return lambda fn: compile(fn, fullgraph=fullgraph, dynamic=dynamic, **options)

@@ -111,7 +111,10 @@ class Options:
         "when the file is loaded (such as 'sse2', 'avx2', 'avx512'); none: this processor alone",
     )
     inner_compile: Callable[..., Any] | None = _option(
-        None, changes_code=True, doc="replaces the inner compiler: called with a graph module and its example inputs"
+        None,
+        changes_code=True,
+        doc="replaces the inner compiler: called with each split ATen graph, after the joint rewrites, forward and "
+        "backward, and fakes of its inputs; returns a function from such inputs to a tuple or list of results",
     )
     decompositions: Mapping[Any, Callable[..., Any]] | None = _option(
         None, changes_code=True, hash=False, doc="replaces the decomposition table: operator overload to function"
@@ -138,6 +141,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        if self.freeze and self.inner_compile is not None:
+            raise OptionError("options 'freeze' and 'inner_compile' do not go together: Litz freezes code of its own")
 
     @classmethod
     def parse(cls, values: Mapping[str, Any] | None) -> Options:

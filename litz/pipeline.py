@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
@@ -50,6 +50,7 @@ from litz.peak_budget import Scheduled, fit_in
 from litz.report import Built
 from litz.runtime.artifact import Artifact, Compiled
 from litz.runtime.bind import Backward, bind
+from litz.runtime.own_program import compile_by_own
 from litz.runtime.within_calls import taken_within
 from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
@@ -87,6 +88,8 @@ def compile_to_data(
     joint = run("lay_out", ctx, lay_out, joint, ctx)
     joint = run("lay_out_weights", ctx, lay_out_weights, joint, ctx)
     joint = run("hoist", ctx, hoist, joint, ctx)
+    if not joint.signature.differentiable and ctx.options.inner_compile is not None:
+        return Compiled(joint.signature, _by_own(joint.graph, ctx), None, joint.recipe), None
     if not joint.signature.differentiable:
         graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
         return Compiled(joint.signature, compile_graph(graph, ctx), None, joint.recipe), None
@@ -98,13 +101,20 @@ def compile_to_data(
 
 def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compiled, Backward]:
     parts = run("split", ctx, split, joint, policy)
-    forward = compile_graph(run("rewrite_post_grad", ctx, rewrite_post_grad, parts.forward, ctx), ctx, training=True)
+    by_own = ctx.options.inner_compile is not None
+    if by_own:
+        forward = _by_own(parts.forward, ctx)
+    else:
+        graph = run("rewrite_post_grad", ctx, rewrite_post_grad, parts.forward, ctx)
+        forward = compile_graph(graph, ctx, training=True)
     step = _training(joint, parts, forward)
 
     @lru_cache(maxsize=None)
     @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(parts.backward, parts.taken, absent)
+        if by_own:
+            return _by_own(graph, ctx, "backward")
         graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
         return compile_graph(graph, ctx, "backward", True, step.donated, parts.in_memory)
 
@@ -140,9 +150,19 @@ def _offload(ctx: Context) -> Offload | None:
 def _training(joint: Joint, split: Split, forward: Artifact) -> Training:
     fakes = [n.meta["val"] for n in joint.graph.graph.nodes if n.op == "placeholder"][joint.primals :]
     tangents = tuple(Tangent(tuple(map(known, f.shape)), tuple(map(known, f.stride())), f.dtype) for f in fakes)
-    private = forward.plan.private_outputs()
+    private = forward.private_outputs()
     own = [split.first_saved + i for i in range(split.saved) if joint.forward_outputs + i in private]
     return Training(tangents, joint.gradient_of, split.saved_primals, split.saved_results, split.saved, tuple(own))
+
+
+def _by_own(graph: fx.GraphModule, ctx: Context, part: str = "forward") -> Artifact:
+    """A split graph by the function that the user has given for it; where more is asked of an artefact than to be
+    loaded, the option is refused."""
+    assert ctx.options.inner_compile is not None
+    program = compile_by_own(ctx.options.inner_compile, graph, part)
+    ctx.built.append(program.built)
+    ctx.publish()
+    return cast(Artifact, program)
 
 
 def compile_graph(
@@ -201,8 +221,9 @@ def scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequ
 def trace(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool
 ) -> Joint:
-    own = decompositions() | dict(ctx.options.decompositions or {})
-    joint = trace_joint(function, inputs, output_strides, own, training)
+    own = ctx.options.decompositions
+    table = decompositions() if own is None else dict(own)
+    joint = trace_joint(function, inputs, output_strides, table, training)
     if not ctx.target.reads_around_arguments:
         refuse_reads_around_arguments(joint)
     return joint

@@ -27,6 +27,7 @@ from litz.runtime.captures import policy_for
 from litz.runtime.executable import Executable
 from litz.runtime.frozen import Keeping
 from litz.runtime.graphs import Replays
+from litz.runtime.own_program import OwnExecutable, OwnProgram
 from litz.target import GpuTarget
 
 STAGES = (
@@ -110,6 +111,8 @@ def loader(ctx: Context) -> Callable[[Artifact], Executable]:
     gpu = torch.cuda.current_device() if isinstance(ctx.target, GpuTarget) else None
 
     def load(artifact: Artifact) -> Executable:
+        if isinstance(artifact, OwnProgram):  # in its place
+            return run("load", ctx, OwnExecutable, artifact)
         ready = run("load", ctx, Executable, artifact, replays, gpu)
         if ready.code.from_ptx:
             ctx.note(f"the driver made machine code of {ready.code.from_ptx} kernels while loading them")

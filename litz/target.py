@@ -32,9 +32,7 @@ _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "sse2": 16, "neon": 16}
 _VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "sse2": 16, "neon": 32}
 # LLVM's name of the least processor with a level, and all that it has.
 _BASELINE = "+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
-_V3 = (
-    f"{_BASELINE},+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
-)
+_V3 = f"{_BASELINE},+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
 _PORTABLE = {
     "sse2": ("x86-64", _BASELINE),
     "avx2": ("x86-64-v3", _V3),
@@ -325,6 +323,7 @@ def portable(isas: Sequence[str], threads: int | None = None) -> list[Target]:
 
 @lru_cache(maxsize=None)
 def _machine(wanted_isa: str) -> Target:
+    refuse_system(platform.system())
     arch = architecture(platform.machine(), sys.maxsize > 2**32)
     cpu, features = _host_cpu()
     isa = _choose_isa(arch, features, wanted_isa)
@@ -339,6 +338,17 @@ def _machine(wanted_isa: str) -> Target:
         l2_bytes=_cache_bytes(2, _FALLBACK_L2),
         function_bytes=_function_bytes(_VECTOR_BYTES[isa]),
     )
+
+
+def refuse_system(name: str) -> None:
+    """Unless it is one that generated code can be loaded and run on."""
+    if name != "Linux":
+        known = {"Darwin": "macOS", "": "a system that Python has no name for"}.get(name, name)
+        raise UnsupportedPlatform(
+            f"Litz generates code for Linux, and this is {known}.",
+            hint="compile with another backend of torch.compile here"
+            + (", or run Python in the Windows Subsystem for Linux" if name == "Windows" else ""),
+        )
 
 
 def architecture(machine: str, is_64_bit: bool) -> str:

@@ -43,17 +43,6 @@ def test_modes_of_torch_compile() -> None:
         compiled(lambda x: x * 2, mode="max-autotunes")(x)
 
 
-def test_a_compiler_of_ones_own() -> None:
-    seen = []
-
-    def own(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        seen.append(len(inputs))
-        return graph.forward
-
-    assert compiled(lambda x: x + 1, options={"inner_compile": own})(torch.ones(2)).tolist() == [2, 2]
-    assert seen == [1]
-
-
 # -- what changes between calls -----------------------------------------------------------------------
 def test_another_type_or_rank_is_compiled_anew() -> None:
     fast = compiled(lambda x: x.sum() + x.amax())

@@ -47,6 +47,8 @@ def aot_compile(
             "freeze='discard' releases the parameters of the model, and a file takes copies of them",
             hint="write freeze=True; the model stays yours",
         )
+    if (options or {}).get("inner_compile") is not None:
+        raise OptionError("what an inner_compile of your own makes cannot be written to a file")
     if isinstance(args, torch.Tensor):
         raise OptionError("`args` is a tensor, and a tuple of arguments is expected", hint="write `(x,)`")
     if path is not None and not Path(path).parent.is_dir():

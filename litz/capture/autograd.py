@@ -15,7 +15,7 @@ import torch
 
 from litz.capture.batched import in_turn, is_batched
 from litz.capture.subclasses import is_subclass
-from litz.errors import CallError, RunFailed
+from litz.errors import CallError, RunFailed, tell
 from litz.graph.signature import Signature, Training, numbers
 from litz.loop.formula import Measures
 
@@ -125,6 +125,19 @@ def _as_kept(given: torch.Tensor, form: Form) -> torch.Tensor:
         return torch.empty_strided(once.shape, strides, dtype=dtype, device=device).copy_(once).expand(shape)
 
 
+def _check_deterministic(forward: bool) -> None:
+    """A backward is compiled as the forward was, whatever is switched on by then."""
+    if forward or not torch.are_deterministic_algorithms_enabled():
+        return
+    text = (
+        "the backward of a compiled function was called with torch.use_deterministic_algorithms(True), and its forward "
+        "without: what was compiled for both need not be deterministic"
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise CallError(text, hint="switch deterministic algorithms on before the forward")
+    tell(text)
+
+
 def _run(backward: Backward, arguments: list[Any], overwrite: bool) -> Sequence[Any]:
     try:
         return backward(arguments, overwrite)
@@ -145,6 +158,7 @@ def _function_of(step: Differentiable) -> Any:
             kept = [*(args[i] for i in passed.saved_primals), *(own[i] for i in passed.saved_results), *saved]
             ctx.save_for_backward(*kept)
             ctx.forms, ctx.plain = step.forms_of(kept), plain
+            ctx.deterministic = torch.are_deterministic_algorithms_enabled()
             # Hooks on saved tensors may have put them where the user still has them.
             ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             ctx.inputs, ctx.sizes = len(args), step.signature.measure(args)
@@ -159,6 +173,7 @@ def _function_of(step: Differentiable) -> Any:
         @staticmethod
         @torch.compiler.disable(reason="Litz's own code")
         def backward(ctx: Any, *given: Any) -> Any:
+            _check_deterministic(ctx.deterministic)
             arguments = [*map(_as_kept, ctx.saved_tensors, ctx.forms), *ctx.plain]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
             kept = torch._C._autograd._get_current_graph_task_keep_graph()

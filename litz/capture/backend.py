@@ -6,6 +6,7 @@ Here is decided what Litz compiles, what it leaves to eager and says so, and for
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -36,7 +37,7 @@ from litz.recall import Made, compile_or_recall
 from litz.report import Break, Occasion
 from litz.runtime.cache import cache_of
 from litz.runtime.frozen import FrozenProgram
-from litz.target import Machine, detect, detect_gpu
+from litz.target import Machine, detect, detect_gpu, refuse_system
 from litz.watch import watch_now
 
 Strides = Sequence["tuple[Any, ...] | None"] | None
@@ -57,11 +58,10 @@ def litz(
 def _litz(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
+    refuse_system(platform.system())  # before anything of another system's is looked for
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     for what in chosen.without_effect():
         warn_once(f"{what} has no effect yet")
-    if chosen.inner_compile is not None:
-        return chosen.inner_compile(graph_module, example_inputs)
     piece = None if chosen.verify else piece_of(graph_module)  # what is being tested is compiled, worth it or not
     if piece is None:
         return compile_captured(graph_module, example_inputs, chosen)

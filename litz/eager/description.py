@@ -10,7 +10,6 @@ is replaced as a whole, under a lock; one that is damaged counts as empty.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +56,8 @@ class Description:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        import fcntl  # which not every system has, and importing this must not fail there
+
         with open(self.folder / f"{self.path.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -182,8 +182,10 @@ def source(pattern: Any) -> str:
 
 
 def _target_source(target: Any) -> str:
-    if target is operator.getitem:
-        return "operator.getitem"
+    name = getattr(target, "__name__", "")
+    for module, where in (("operator", operator), ("torch", torch), ("torch.nn.functional", torch.nn.functional)):
+        if name and getattr(where, name, None) is target:
+            return f"{module}.{name}"
     if isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.split("::")[-1]
         overload = target._overloadname or "default"

@@ -21,7 +21,7 @@ from litz.errors import RuleError
 from litz.graph.editor import alike, described
 from litz.graph.match import Matcher, Miss
 from litz.graph.pattern import Pattern, arg_names
-from litz.graph.rewrite import Match, Rule, identity, metadata, place_of
+from litz.graph.rewrite import Match, Rule, check_stage, identity, metadata, place_of
 from litz.graph.sizes import size_of
 from litz.graph.trace_example import forward_only, joint, jvp
 from litz.graph.trace_pattern import pattern_of
@@ -42,13 +42,22 @@ def register_replacement(
     pass_lists: Sequence[list[Rule]] = (),
     skip_duplicates: bool = False,
     pattern: Pattern | None = None,
+    stage: str = "rewrite_joint",
 ) -> Rule:
     """The rule, which is also appended to each of `pass_lists`.
 
     `trace_fn` is `forward_only`, `joint` (forward and backward at once) or `jvp`. `scalar_workaround` gives
     example values for arguments that are numbers: choose values that occur nowhere else. Arguments in
-    `exclusive_arg_names` must not be used outside of the match. `pattern` is one traced before.
+    `exclusive_arg_names` must not be used outside of the match. `pattern` is one traced before (`litz.save_patterns`).
+    `stage`: "rewrite_joint", or "rewrite_post_grad" for the forward and the backward each by itself, after the split.
     """
+    file, line = place_of(search_fn)
+    if check_stage(stage, f"{file}:{line}") == "rewrite_pre_grad":
+        raise RuleError(
+            "what is traced are ATen operators, and there are none before autograd",
+            source=f"{file}:{line}",
+            hint="write the pattern down: litz.rule(pattern, stage='rewrite_pre_grad')",
+        )
     spec = _Replacement(
         search_fn,
         replace_fn,
@@ -59,10 +68,10 @@ def register_replacement(
     )
     if pattern is None:
         pattern = spec.checked_pattern()
-    file, line = place_of(search_fn)
     checked = _both(spec.check, extra_check)
     # Search and replacement are traced on the values of each match: what they ask of sizes holds there.
-    made = Rule(pattern, spec.apply, name or search_fn.__name__.lstrip("_"), checked, file, line, any_size=True)
+    name = name or search_fn.__name__.lstrip("_")
+    made = Rule(pattern, spec.apply, name, checked, file, line, any_size=True, stage=stage)
     for rules in pass_lists:
         if any(other.pattern == pattern and other.name == made.name for other in rules):
             if skip_duplicates:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from litz.context import Context
-from litz.errors import source_of
+from litz.errors import RuleError, source_of
 from litz.graph.alias import base
 from litz.graph.editor import Editor, Refused
 from litz.graph.freeze.frozen import is_frozen
@@ -43,6 +43,7 @@ class Rule:
     file: str = ""
     line: int = 0
     any_size: bool = False  # whether it also holds where sizes are symbolic: it neither compares nor builds any
+    stage: str = "rewrite_joint"  # of STAGES, for rules of a user's own
 
     def __repr__(self) -> str:
         # Also the rule's share of a cache key: no addresses.
@@ -50,6 +51,19 @@ class Rule:
 
 
 Rules = tuple[Rule, ...]
+STAGES = ("rewrite_pre_grad", "rewrite_joint", "rewrite_post_grad")  # before autograd, of the whole step, of each part
+
+
+def for_stage(rules: Sequence[Rule], stage: str) -> Rules:
+    return tuple(rule for rule in rules if rule.stage == stage)
+
+
+def check_stage(stage: str, source: str) -> str:
+    if stage not in STAGES:
+        raise RuleError(
+            f"rules cannot be for the stage {stage!r}", source=source, hint=f"the stages are {', '.join(STAGES)}"
+        )
+    return stage
 
 
 def rule(
@@ -58,13 +72,16 @@ def rule(
     name: str | None = None,
     extra_check: Callable[[Match], bool] | None = None,
     any_size: bool = False,
+    stage: str = "rewrite_joint",
 ) -> Callable[[Callable[[Match], Any]], Rule]:
-    """Makes a `Rule` of the decorated function. `any_size`: it never looks at a size, so symbolic ones are fine."""
+    """Makes a `Rule` of the decorated function. `any_size`: it never looks at a size, so symbolic ones are fine.
+    `stage`: where it runs, as one of a user's own."""
     root_of(pattern)
 
     def decorate(function: Callable[[Match], Any]) -> Rule:
         file, line = place_of(function)
-        return Rule(pattern, function, name or function.__name__.lstrip("_"), extra_check, file, line, any_size)
+        at = check_stage(stage, f"{file}:{line}")
+        return Rule(pattern, function, name or function.__name__.lstrip("_"), extra_check, file, line, any_size, at)
 
     return decorate
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from litz.context import Context
 from litz.graph.cse import merge_equal_calls
-from litz.graph.rewrite import apply_rules
+from litz.graph.rewrite import apply_rules, for_stage
 from litz.graph.rules import ATTENTION_TRAINING, JOINT
 from litz.graph.rules.constants import fold_constants
 from litz.graph.signature import Joint
 
 
 def rewrite_joint(joint: Joint, ctx: Context) -> Joint:
-    own = tuple(ctx.options.rules)
+    own = for_stage(ctx.options.rules, "rewrite_joint")
     rules = own + JOINT
     # The user's rules first, on the graph as it was written.
     apply_rules(joint.graph, own, ctx, recompile=False)

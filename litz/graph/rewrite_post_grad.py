@@ -10,12 +10,13 @@ from torch import fx
 
 from litz.context import Context
 from litz.graph.cse import merge_equal_calls
-from litz.graph.rewrite import apply_rules
+from litz.graph.rewrite import apply_rules, for_stage
 from litz.graph.rules import GPU, NOOP, POST_GRAD
 
 
 def rewrite_post_grad(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
-    apply_rules(graph, POST_GRAD, ctx, recompile=False)
+    own = for_stage(ctx.options.rules, "rewrite_post_grad")
+    apply_rules(graph, own + POST_GRAD, ctx, recompile=False)
     merge_equal_calls(graph, ctx)
     graph.recompile()
     return graph
@@ -23,7 +24,8 @@ def rewrite_post_grad(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
 
 def rewrite_inference(graph: fx.GraphModule, ctx: Context) -> fx.GraphModule:
     """There is no split, which leaves nothing to clean: what is left to do is what only the last graph shows."""
-    if apply_rules(graph, GPU, ctx, recompile=False).fired:
+    own = for_stage(ctx.options.rules, "rewrite_post_grad")
+    if apply_rules(graph, own + GPU, ctx, recompile=False).fired:
         apply_rules(graph, NOOP, ctx, recompile=False)
         graph.recompile()
     return graph

@@ -24,12 +24,18 @@ from litz.graph.module import graph_module
 from litz.graph.mutation import is_dead
 from litz.graph.normalise import canonical, normalise
 from litz.graph.pattern import root_of
-from litz.graph.rewrite import apply_rules
+from litz.graph.rewrite import Rules, apply_rules, for_stage
 from litz.graph.rules import PRE_GRAD
 
 Function = Callable[..., Any]
+
+
+def _roots(rules: Rules) -> set[Any]:
+    return {target for rule in rules for target in root_of(rule.pattern).targets}
+
+
 # A graph without any of these is not looked at. Taking a part is everywhere, and of interest only beside a join.
-_ROOTS = {target for rule in PRE_GRAD for target in root_of(rule.pattern).targets} - {operator.getitem}
+_ROOTS = _roots(PRE_GRAD) - {operator.getitem}
 
 
 def rewrite_pre_grad(function: Function, inputs: Sequence[Any], ctx: Context) -> Function:
@@ -50,7 +56,9 @@ def rewritten(module: fx.GraphModule, ctx: Context) -> fx.GraphModule | None:
         name: rewritten(child, ctx) for name, child in module.named_children() if isinstance(child, fx.GraphModule)
     }
     changes = {name: child for name, child in inner.items() if child is not None}
-    if not changes and not any(canonical(node) in _ROOTS for node in module.graph.nodes):
+    own = for_stage(ctx.options.rules, "rewrite_pre_grad")
+    roots = _ROOTS | _roots(own) if own else _ROOTS
+    if not changes and not any(canonical(node) in roots for node in module.graph.nodes):
         return None
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -61,7 +69,7 @@ def rewritten(module: fx.GraphModule, ctx: Context) -> fx.GraphModule | None:
     copy = graph_module(module, graph)
     for name, child in changes.items():
         setattr(copy, name, child)
-    if not apply_rules(copy, PRE_GRAD, ctx, recompile=False, subgraphs=False).fired and not changes:
+    if not apply_rules(copy, own + PRE_GRAD, ctx, recompile=False, subgraphs=False).fired and not changes:
         return None
     for node in reversed(list(graph.nodes)):
         if is_dead(node):

@@ -33,6 +33,10 @@ class Artifact:
     built: Built  # what the report says of it
     kernels: tuple[GpuCode, ...] = ()  # where they are a GPU's: in the order in which host functions number them
 
+    def private_outputs(self) -> frozenset[int]:
+        """Outputs whose memory nobody else has."""
+        return self.plan.private_outputs()
+
     def with_constants(self, values: Sequence[torch.Tensor]) -> Artifact:
         """`values`: what the recipe gives, in its order."""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
+from torch import fx
 
 import litz
 from litz.graph.pattern import ANY, Arg, call
+from litz.graph.rewrite import Match
 from litz.graph.serialize import FILE, current
 
 aten = torch.ops.aten
@@ -130,3 +135,75 @@ def test_long_attention_takes_less_memory() -> None:
             torch.testing.assert_close(compiled(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
             arena[fuel] = litz.last_report().arena_bytes
     assert arena[None] < arena[0] / 10
+
+
+# -- rules for other stages, and patterns on file ---------------------------------------------------
+def _stages_of(report: litz.Report, name: str) -> int:
+    return sum(firing.times for firing in report.firings if firing.rule == name)
+
+
+def test_a_rule_before_autograd() -> None:
+    @litz.rule(call(torch.sub, Arg("x"), Arg("x")), stage="rewrite_pre_grad")
+    def nothing_left(match: Match) -> fx.Node:
+        return match.call(torch.zeros_like, match["x"])
+
+    compiled = litz.compile(lambda x: x.sin().sub(x.sin()) + torch.sub(x, x) + x, rules=(nothing_left,))
+    x = torch.randn(3, requires_grad=True)
+    torch.testing.assert_close(compiled(x), x.detach())
+    assert _stages_of(litz.last_report(), "nothing_left") == 1  # of `sub(x, x)`: the sines are two calls
+
+
+def test_a_rule_after_the_split() -> None:
+    seen: list[str] = []
+
+    @litz.rule(call(aten.cos.default, Arg("x")), stage="rewrite_post_grad")
+    def shifted(match: Match) -> fx.Node:
+        seen.append(match.root.name)
+        return match.call(aten.sin.default, match.call(aten.add.Tensor, match["x"], torch.pi / 2))
+
+    compiled = litz.compile(lambda x: x.sin(), rules=(shifted,))
+    x = torch.randn(3, requires_grad=True)
+    result = compiled(x)
+    assert seen == []  # the cosine is the backward's
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    assert len(seen) == 1 and _stages_of(litz.last_report(), "shifted") == 1
+    with torch.no_grad():
+        torch.testing.assert_close(litz.compile(lambda x: x.cos() * 2, rules=(shifted,))(x), x.cos() * 2)
+    assert len(seen) == 2
+
+
+def test_a_stage_that_has_no_rules() -> None:
+    with pytest.raises(litz.RuleError, match=r"'lower'(.|\n)*rewrite_pre_grad, rewrite_joint, rewrite_post_grad"):
+        litz.rule(call(aten.cos.default, Arg("x")), stage="lower")(lambda match: None)
+    with pytest.raises(litz.RuleError, match="there are none before autograd"):
+        litz.register_replacement(torch.sin, torch.sin, [torch.ones(2)], stage="rewrite_pre_grad")
+
+
+def test_patterns_of_ones_own_on_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.exp(x) + torch.exp(y))
+
+    examples = [torch.empty(2), torch.empty(2)]
+    traced = litz.register_replacement(slow, torch.logaddexp, examples, name="stable")
+    litz.save_patterns(tmp_path / "my_patterns.py", [traced])
+    patterns = runpy.run_path(str(tmp_path / "my_patterns.py"))["PATTERNS"]
+    assert patterns == {"stable": traced.pattern}
+    monkeypatch.setattr("litz.graph.replacement._Replacement.checked_pattern", None)  # nothing is traced
+    loaded = litz.register_replacement(slow, torch.logaddexp, examples, name="stable", pattern=patterns["stable"])
+    monkeypatch.undo()
+    x = torch.randn(4)
+    with torch.no_grad():
+        litz.compile(lambda x: slow(x, x + 1), rules=(loaded,))(x)
+    assert _stages_of(litz.last_report(), "stable") == 1
+    before = litz.rule(call(torch.sub, Arg("x"), Arg("x")), stage="rewrite_pre_grad")(lambda match: None)
+    litz.save_patterns(tmp_path / "before.py", [before])
+    assert list(runpy.run_path(str(tmp_path / "before.py"))["PATTERNS"].values()) == [before.pattern]
+    with pytest.raises(litz.RuleError, match="'stable' is the name of several rules"):
+        litz.save_patterns(tmp_path / "two.py", [traced, loaded])
+
+
+def test_a_pattern_that_has_no_spelling(tmp_path: Path) -> None:
+    own = litz.rule(call(lambda x: x, Arg("x")), stage="rewrite_pre_grad")(lambda match: None)
+    with pytest.raises(litz.RuleError, match="cannot be saved"):
+        litz.save_patterns(tmp_path / "none.py", [own])
