@@ -34,7 +34,7 @@ def subject(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, 
     from benchmarks.training_step import loss_of, model_in_training
 
     module, kwargs = model_in_training("bert")
-    return loss_of(module), (), kwargs, {"memory_budget": "80%"} if name == "budget" else {}
+    return loss_of(module), (), kwargs, {"memory_budget": 0.5} if name == "budget" else {}
 
 
 def measure(kind: str, name: str) -> dict[str, float]:

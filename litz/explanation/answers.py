@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 def answers(explanation: Explanation) -> tuple[Answer, ...]:
     found = [_attention(explanation), _recompiles(explanation), _peak(explanation), _breaks(explanation)]
     found += [_eager(explanation), _time(explanation), _cache(explanation)]
-    if explanation.pareto or any(piece.budget for piece in explanation.pieces):
+    if any(piece.budget for piece in explanation.pieces):
         found.append(_budget(explanation))
     return tuple(found)
 
@@ -205,8 +205,13 @@ def _budget(explanation: Explanation) -> Answer:
         for note in piece.notes
         if note.startswith("memory_budget")
     ]
-    asked = next((piece.budget for piece in explanation.pieces if piece.budget), None)
-    short = points[0].text if points else f"memory_budget={asked}"
+    asked = next((piece for piece in explanation.pieces if piece.budget), None)
+    curve = next((piece for piece in explanation.pieces if piece.choices), None)
+    if curve is not None:
+        most, least = curve.choices[0], curve.choices[-1]
+        told = f"from {in_bytes(most.bytes)} down to {in_bytes(least.bytes)} beyond arguments there is a choice"
+        points.append(Point(told, curve.source, f"p{curve.number}-choices"))
+    short = points[0].text if points else f"memory_budget={asked.budget if asked else None} changed nothing"
     return Answer("budget", question, f"{short}.", tuple(points))
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from litz.explanation.explanation import Excerpt, Piece
+from litz.report import Break
 
 _AROUND = 2  # lines before and after
 _PLACE = re.compile(r"(.*?):(\d+)(?:: |$)")
@@ -21,9 +22,9 @@ def place_of(line: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
-def excerpts_for(pieces: Sequence[Piece]) -> tuple[Excerpt, ...]:
+def excerpts_for(pieces: Sequence[Piece], breaks: Sequence[Break]) -> tuple[Excerpt, ...]:
     wanted: dict[str, set[int]] = {}
-    for line in _lines(pieces):
+    for line in (*_lines(pieces), *(one.source for one in breaks if one.source)):
         place = place_of(line)
         if place is not None:
             wanted.setdefault(place[0], set()).update(range(place[1] - _AROUND, place[1] + _AROUND + 1))
@@ -40,6 +41,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[str]:
     for piece in pieces:
         for step in piece.steps:
             yield from step.lines
+        yield from (line for line in (piece.source, piece.ends and piece.ends.source) if line)
         yield from (miss.source for miss in piece.near_misses if miss.source)
         yield from (fallback.source for fallback in piece.fallbacks if fallback.source)
 

@@ -70,7 +70,7 @@ def explained(
         made=Made(litz.__version__, torch.__version__, platform.python_version(), target),
         pieces=pieces,
         breaks=breaks,
-        excerpts=excerpts_for(pieces),
+        excerpts=excerpts_for(pieces, breaks),
         lines=gathering.texts.lines,
         texts=gathering.texts.texts,
         attention_rules=tuple(rule.name for rule in SUBJECTS["attention"]),

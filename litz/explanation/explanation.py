@@ -115,6 +115,15 @@ class Memory:
         return tuple(t for t in self.tensors if t.first <= (arena if t.in_arena else own) <= t.last)
 
 
+class Choice(NamedTuple):
+    """One way to spend memory: bytes that a backward is foreseen to hold at most beyond arguments, and the seconds of a
+    step that go on computing again. The one that was `compiled` has the bytes of its plan."""
+
+    bytes: int
+    again: float | None
+    compiled: bool = False
+
+
 @dataclass(frozen=True)
 class Piece:
     """One graph of the model's: a compile, or why there was none."""
@@ -138,6 +147,7 @@ class Piece:
     cache: tuple[str, ...] = ()
     stays: tuple[Stays, ...] = ()  # parameters that are no constants of a frozen program
     budget: str | None = None  # as it was asked for
+    choices: tuple[Choice, ...] = ()  # where there is a budget: what others would cost, the most memory first
     again: bool = False  # its function was compiled before, for other arguments
 
     @property
@@ -152,14 +162,6 @@ class Piece:
     @property
     def microseconds(self) -> float:
         return sum((step.microseconds or 0.0) * step.calls for step in self.steps)
-
-
-class Choice(NamedTuple):
-    """One way to spend memory: bytes at the peak of a step, and how long that is foretold to take."""
-
-    bytes: int
-    seconds: float
-    chosen: bool = False
 
 
 class Excerpt(NamedTuple):
@@ -178,7 +180,6 @@ class Explanation:
     excerpts: tuple[Excerpt, ...] = ()
     lines: tuple[str, ...] = ()  # of all texts
     texts: tuple[tuple[int, ...], ...] = ()  # each as numbers of lines
-    pareto: tuple[Choice, ...] = ()
     attention_rules: tuple[str, ...] = ()  # those that make attention one operator
     first_call: float | None = None  # seconds, compiling included
     step: float | None = None  # seconds: the shortest call after that

@@ -20,20 +20,26 @@ from litz.codegen.llvm.render import Rendering
 from litz.context import Context
 from litz.debug.stopwatch import Stopwatch, pause_everywhere
 from litz.errors import user_line
-from litz.explanation.explanation import Function, Memory, Piece, Stage, Step
+from litz.explanation.explanation import Choice, Function, Memory, Piece, Stage, Step
 from litz.explanation.measure import bytes_touched, flops_of, shape_of
 from litz.explanation.texts import Texts
 from litz.explanation.timeline import Origin, Planned, timeline
+from litz.graph.module import copied, graph_module
+from litz.graph.partition.blockwise import LEVELS
 from litz.graph.partition.extract import Split
+from litz.graph.partition.split import plan
+from litz.graph.signature import Joint
 from litz.loop.contraction import contraction
 from litz.loop.ir import Call, Program
 from litz.loop.text import print_call, print_kernel
+from litz.pipeline import policy_of
 from litz.runtime.executable import Executable
 from litz.runtime.within_calls import taken_within
 from litz.schedule.memory import Layout
 from litz.stages import text_of
 from litz.target import GpuTarget
 
+_CHOICES = 8  # to be shown
 _DEFINITION = re.compile(r"^define [^@\n]*@([\w.]+)\(", re.MULTILINE)
 
 
@@ -92,9 +98,12 @@ class Watched:
     stages: list[Stage] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     split: Split | None = None
+    joint: Joint | None = None  # where there is a budget: a copy of what is split
 
     def ran(self, stage: str, result: Any, seconds: float) -> Any:
-        if stage == "split":
+        if stage == "hoist" and self.ctx.options.memory_budget is not None and result.signature.differentiable:
+            self.joint = replace(result, graph=graph_module(result.graph, copied(result.graph.graph)))
+        elif stage == "split":
             self.parts.clear()  # a split that did not fit in a budget may have been compiled before
             self.split = result
         elif stage == "rewrite_post_grad":
@@ -140,7 +149,7 @@ class Watched:
     def piece(self, number: int) -> Piece:
         ctx, occasion = self.ctx, self.ctx.occasion
         parts = [part for part in self.parts if part.rendering is not None]
-        freezing, budget = ctx.freezing, ctx.options.memory_budget
+        freezing, budget, memory = ctx.freezing, ctx.options.memory_budget, self._memory(parts)
         return Piece(
             number=number,
             source=occasion.source,
@@ -153,7 +162,7 @@ class Watched:
             stages=tuple(self.stages),
             steps=tuple(step for part in parts for step in self._steps(part)),
             functions=tuple(self._functions(parts)),
-            memory=self._memory(parts),
+            memory=memory,
             firings=tuple(ctx.firings),
             near_misses=tuple(sorted(ctx.near_misses, key=lambda miss: -miss.matched)),
             fallbacks=tuple(ctx.fallbacks),
@@ -161,6 +170,7 @@ class Watched:
             cache=tuple(ctx.recalling),
             stays=() if freezing is None else freezing.stays,
             budget=None if budget is None else str(budget),
+            choices=self._choices(memory),
         )
 
     def _steps(self, part: Part) -> list[Step]:
@@ -235,6 +245,16 @@ class Watched:
             return Origin(does or step.name, next((o.line for o in known if o.line), None))
 
         return timeline(planned, origin)
+
+    def _choices(self, compiled: Memory | None) -> tuple[Choice, ...]:
+        """By the plan that budgets in bytes are met with: no code is made for it."""
+        if self.joint is None or compiled is None:
+            return ()
+        levels = plan(self.joint, policy_of(self.ctx))
+        found = [levels.at(level) for level in range(0, LEVELS + 1, LEVELS // _CHOICES)]
+        choices = [Choice(level.bound, level.seconds) for level in found]
+        choices.append(Choice(compiled.peak, self.ctx.again_seconds, compiled=True))
+        return tuple(sorted(choices, key=lambda choice: -choice.bytes))
 
     def _let_go(self, part: Part) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Of a backward: the arguments that only it has, and their numbers among the forward's outputs."""

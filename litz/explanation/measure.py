@@ -17,6 +17,12 @@ from litz.loop.ir import Apply, Buffer, Call, Index, Kernel, Load, Reduce, Scan,
 
 _FREE = ("cast", "where", "bitcast")  # of a value, and no arithmetic
 
+# Operators that torch has no count of, and those that do the same work on the same first arguments.
+_COUNTED_AS = {
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+}
+
 
 def bytes_touched(step: Step, buffers: Mapping[str, Buffer]) -> int:
     """Of each buffer, what is read and what is written of it, each place once."""
@@ -73,7 +79,8 @@ def _flops_of_call(call: Call) -> int:
     from torch.utils.flop_counter import flop_registry
 
     namespace, _, rest = call.target.partition("::")
-    packet: Any = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None)
+    name = _COUNTED_AS.get(rest.partition(".")[0], rest.partition(".")[0])
+    packet: Any = getattr(getattr(torch.ops, namespace, None), name, None)
     count = flop_registry.get(packet)
     if count is None:
         return 0

@@ -124,6 +124,7 @@ def _template() -> Any:
         time=in_time,
         share=lambda part: f"{part:.1%}" if part >= 0.0005 else "<0.1%",
         place=_place,
+        source_id=_source_id,
         code=lambda line: (line or "").partition(": ")[2],
         file=lambda path: path.rpartition("/")[2],
         operator=lambda name: name.removeprefix("aten::"),
@@ -132,6 +133,12 @@ def _template() -> Any:
         chart=chart, largest_share=_largest_share, stage_rows=_stage_rows, title_of=title_of, place_of=place_of
     )
     return environment.get_template("page.html")
+
+
+def _source_id(line: str) -> str:
+    """Where the page has the line among the user's files: a name may be that of several."""
+    place = place_of(line)
+    return "" if place is None else f"src-{place[0]}:{place[1]}".replace(" ", "_")
 
 
 def _place(line: str | None) -> str:

@@ -122,3 +122,16 @@ def test_nothing_compiled_is_an_error_that_says_why() -> None:
         litz.explain(lambda x: x * 2, sparse, path=None)
     with pytest.raises(litz.CaptureError, match="as_strided counts from the start"):
         litz.explain(lambda x: torch.as_strided(x, (2,), (1,), 1) + 1, torch.randn(8), path=None)
+
+
+def test_a_budget_is_seen_among_what_others_would_cost() -> None:
+    explanation = litz.explain(
+        Attention(capped=False), torch.randn(2, 16, 32), path=None, options={"memory_budget": 0.5}
+    )
+    piece = only(explanation)
+    (compiled,) = [choice for choice in piece.choices if choice.compiled]
+    others = [choice for choice in piece.choices if not choice.compiled]
+    assert piece.budget == "0.5" and piece.memory is not None and compiled.bytes == piece.memory.peak
+    assert len(others) > 2 and [c.bytes for c in others] == sorted((c.bytes for c in others), reverse=True)
+    lost = [choice.again or 0.0 for choice in others]
+    assert lost == sorted(lost)  # less memory never costs less time

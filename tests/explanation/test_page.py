@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 import litz
 from litz.explanation.explanation import (
+    Choice,
     Excerpt,
     Explanation,
     Function,
@@ -57,7 +59,7 @@ class Walk(HTMLParser):
         given = dict(attrs)
         self.ids += [given["id"] or ""] if "id" in given else []
         if tag == "a" and (given.get("href") or "").startswith("#"):
-            self.anchors.append((given["href"] or "")[1:])
+            self.anchors.append(unquote(given["href"] or "")[1:])
         else:
             self.fetched += [value or "" for name, value in attrs if name in ("src", "href") and value != "data:,"]
         if tag not in VOID:
@@ -99,7 +101,12 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_choices_are_a_table() -> None:
-    from litz.explanation.explanation import Choice
+    choices = (Choice(1 << 30, 0.0), Choice(1 << 29, 0.75, compiled=True))
+    text = page(replace(IT, pieces=(replace(PIECE, budget="80%", choices=choices),)))
+    assert "1.0 GiB" in text and "750 ms" in text and ">compiled<" in text
 
-    text = page(replace(IT, pareto=(Choice(1 << 30, 0.5), Choice(1 << 29, 0.75, chosen=True))))
-    assert "1.0 GiB" in text and "750 ms" in text and "chosen" in text
+
+def test_files_of_one_name_are_told_apart() -> None:
+    other = Excerpt("/other/m.py", ((3, "z = 1"),))
+    found = Walk(page(replace(IT, excerpts=(*IT.excerpts, other))))
+    assert len(found.ids) == len(set(found.ids))
