@@ -41,11 +41,17 @@ def answers(explanation: Explanation) -> tuple[Answer, ...]:
 def _attention(explanation: Explanation) -> Answer:
     question = "Why was my attention not fused?"
     rules = frozenset(explanation.attention_rules)
-    fused = [
+    calls = [
         Point(step.does[0].removeprefix("aten::"), _first(step.lines), f"p{piece.number}-s{at}")
-        for piece in explanation.pieces
-        for at, step in enumerate(piece.steps)
+        for piece, at, step in _steps(explanation)
         if step.kind == "call" and "attention" in step.does[0] and step.part == "forward"
+    ]
+    alike: dict[tuple[str, str | None], list[Point]] = {}
+    for point in calls:
+        alike.setdefault((point.text, point.line), []).append(point)
+    fused = [
+        found[0]._replace(text=f"{found[0].text}{f' × {len(found)}' if len(found) > 1 else ''}")
+        for found in alike.values()
     ]
     near = [(piece, miss) for piece in explanation.pieces for miss in piece.near_misses if miss.rule in rules]
     nearest_first = sorted(near, key=lambda found: -found[1].matched)
@@ -58,7 +64,7 @@ def _attention(explanation: Explanation) -> Answer:
     if fused:
         more = "; other places came near" if points else ""
         return Answer(
-            "attention", question, f"It was: {_times(len(fused))} a run{more}.", tuple((fused + points)[:_MOST])
+            "attention", question, f"It was: {_times(len(calls))} a run{more}.", tuple((fused + points)[:_MOST])
         )
     if not points:
         return Answer("attention", question, "No attention was found: no rule came near to one.")

@@ -64,6 +64,11 @@ class _Heat:
     share: dict[tuple[str, int], float]
     steps: dict[tuple[str, int], list[str]]
 
+    @property
+    def most(self) -> float:
+        """The largest share: its bar is as long as there is room."""
+        return max(self.share.values(), default=0.0) or 1.0
+
     @staticmethod
     def of(explanation: Explanation) -> _Heat:
         share: dict[tuple[str, int], float] = defaultdict(float)

@@ -216,6 +216,7 @@ def test_printed_it_has_the_answers(chrome: Any, pages: Pages) -> None:
         reader.run("dispatchEvent(new Event('beforeprint'))")
         assert "expected 16, actual 24" in reader.one("#answer-recompile li").text
         assert not reader.one("#find").is_displayed()
+        assert reader.one(".question").size["width"] > 100
     finally:
         chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert reader.errors() == []
