@@ -19,7 +19,7 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
-# make bench-memory   the peak of training steps, predicted against measured, at three budgets
+# make bench-memory   memory of training steps: foretold against measured, over twenty bounds, and under checkpoints; MEMORY="--only bounds" for a part
 # make bench-cut   the minimum cut of 50,000 nodes against networkx's, and how it and the whole compile grow; CUT="--without-compile" for a part
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process

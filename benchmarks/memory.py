@@ -1,67 +1,226 @@
-"""Predicted against measured: the peak of a training step, as the report says, and as PyTorch's allocator counts.
+"""Memory of training steps: foretold against measured, over bounds, and under checkpoints.
 
-`make bench-memory`, or `python -m benchmarks.memory [--models bert,llama] [--budgets 1,0.5,0]`. Each model and budget
-is measured in a process of its own. Counted are all bytes beyond parameters and arguments; a row fails where the two
-are more than 5% apart.
+`make bench-memory`, or `python -m benchmarks.memory [--only peaks,bounds,checkpoints] [--models bert,stack]
+[--budgets 1,0.5,0] [--bounds 20]`. Counted are all bytes beyond parameters and arguments, as PyTorch's allocator counts
+them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and budget is measured in a
+process of its own.
+
+`peaks`: the report's peak beside the measured one; a row fails where they are more than 5% apart. `bounds`: the stack
+under `memory_budget` in bytes, from the least that can be to what is taken without a bound; it fails where a smaller
+bound has a higher peak or a shorter step, is not kept to, or is foretold wrongly. `checkpoints`: models of transformers
+after `gradient_checkpointing_enable()`, in eager and compiled, steps taken in turn; it fails where the compiled one
+takes more memory, or more time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import statistics
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.process import THREADS, in_fresh_process
 from benchmarks.table import figure, ratio, render
 
 APART = 0.05
+MODELS = "bert,gpt2,llama,vit,resnet,convnext,stack"
+CHECKPOINTED = ("bert", "gpt2", "llama", "stack")
+_PATIENCE = 3600.0
+Step = Callable[[], Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="bert,gpt2,llama,vit,resnet,convnext")
+    parser.add_argument("--only", default="peaks,bounds,checkpoints")
+    parser.add_argument("--models", default=MODELS)
     parser.add_argument("--budgets", default="1,0.5,0")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--bounds", type=int, default=20)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
-        print(json.dumps(measure(options.one[0], float(options.one[1]))))
+        what, *given = options.one
+        print(json.dumps({"peak": measure, "bounds": bounds, "checkpoint": checkpointed}[what](*given)))
         return 0
-    rows, failed = [], []
-    for model in options.models.split(","):
-        for budget in options.budgets.split(","):
-            found = in_fresh_process("benchmarks.memory", "--one", model, budget)
-            near = ratio(found.get("predicted"), found.get("measured"))
-            if near is None or abs(near - 1) > APART:
-                failed.append(f"{model} at {budget}")
-            sizes = [figure(found.get(n, 0) / 2**20, ".1f") for n in ("predicted", "measured")]
-            rows.append([model, budget, *sizes, figure(near, ".3f")])
-            print(" ".join(map(str, rows[-1])), file=sys.stderr, flush=True)
-    print(render(["model", "budget", "predicted MiB", "measured MiB", "ratio"], rows))
-    print(f"more than 5% apart: {', '.join(failed) or 'none'}")
+    models, failed = options.models.split(","), []
+    for part in options.only.split(","):
+        if part == "peaks":
+            failed += _peaks(models, options.budgets.split(","))
+        elif part == "bounds":
+            failed += _bounds(options.bounds)
+        else:
+            failed += _checkpoints([name for name in models if name in CHECKPOINTED])
+    print(f"missed: {', '.join(failed) or 'nothing'}")
     return 1 if failed else 0
 
 
-def measure(model: str, budget: float) -> dict[str, Any]:
-    import torch
+def _asked(*arguments: str) -> dict[str, Any]:
+    found = in_fresh_process("benchmarks.memory", "--one", *arguments, limit=_PATIENCE)
+    print(*arguments, found, file=sys.stderr, flush=True)
+    return found
 
-    import litz
-    from benchmarks.training_step import _return_memory, live_bytes, loss_of, model_in_training
 
-    torch.set_num_threads(THREADS)
+def _mib(value: float | None) -> str:
+    return figure(None if value is None else value / 2**20, ".1f")
+
+
+# -- foretold and measured ---------------------------------------------------------------------------
+def _peaks(models: list[str], budgets: list[str]) -> list[str]:
+    rows, failed = [], []
+    for model in models:
+        for budget in budgets:
+            found = _asked("peak", model, budget)
+            near = ratio(found.get("predicted"), found.get("measured"))
+            if near is None or abs(near - 1) > APART:
+                failed.append(f"{model} at {budget} is foretold wrongly")
+            rows.append([model, budget, _mib(found.get("predicted")), _mib(found.get("measured")), figure(near, ".3f")])
+    print(render(["model", "budget", "predicted MiB", "measured MiB", "ratio"], rows))
+    return failed
+
+
+def measure(model: str, budget: str) -> dict[str, Any]:
+    module, step = _step(model, {"memory_budget": float(budget)})
+    return _peaks_of(module, step)
+
+
+def _step(model: str, options: dict[str, Any]) -> tuple[Any, Step]:
+    """A model in training, and its step."""
+    module, kwargs, loss = _in_training(model)
+    return module, _of(module, kwargs, loss, options)
+
+
+def _in_training(model: str) -> tuple[Any, dict[str, Any], Callable[..., Any]]:
+    if model == "stack":
+        from benchmarks import stack
+
+        module, kwargs = stack.stack()
+        return module, kwargs, stack.loss_of(module)
+    from benchmarks.training_step import loss_of, model_in_training
+
     module, kwargs = model_in_training(model)
-    loss = torch.compile(loss_of(module), backend="litz", options={"memory_budget": budget})
+    return module, kwargs, loss_of(module)
 
-    def step() -> None:
-        module.zero_grad(set_to_none=True)
-        loss(**kwargs).backward()
+
+def _peaks_of(module: Any, step: Step) -> dict[str, Any]:
+    import litz
+
+    measured = _measured(module, step)
+    (report,) = litz.reports()
+    return {"predicted": report.peak_bytes, "measured": measured, "again": report.again_seconds}
+
+
+def _measured(module: Any, step: Step) -> int:
+    from benchmarks.training_step import _return_memory, live_bytes
 
     for _ in range(2):
         step()
-    (report,) = litz.reports()
     module.zero_grad(set_to_none=True)
     _return_memory("litz")
-    return {"predicted": report.peak_bytes, "measured": live_bytes(step)}
+    return live_bytes(step)
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+def _bounds(count: int) -> list[str]:
+    found = _asked("bounds", str(count))
+    if "failed" in found:
+        return [f"bounds: {found['failed']}"]
+    points, arguments = found["points"], found["arguments"]
+    rows = [
+        [_mib(p["bound"]), _mib(p["predicted"] + arguments), _mib(p["measured"] + arguments), f"{p['again'] * 1e3:.2f}"]
+        for p in points
+    ]
+    print(render(["bound MiB", "predicted MiB", "measured MiB", "ms again"], rows))
+    failed = []
+    for name in ("predicted", "measured"):
+        if [p[name] for p in points] != sorted(p[name] for p in points):
+            failed.append(f"the {name} peak is not monotonic")
+    if [p["again"] for p in points] != sorted((p["again"] for p in points), reverse=True):
+        failed.append("the predicted step is not monotonic")
+    for p in points:
+        if p["measured"] + arguments > p["bound"]:
+            failed.append(f"the bound of {_mib(p['bound'])} MiB is not kept to")
+        if abs(p["predicted"] / p["measured"] - 1) > APART:
+            failed.append(f"the peak at {_mib(p['bound'])} MiB is foretold wrongly")
+    return failed
+
+
+def bounds(count: str) -> dict[str, Any]:
+    """From the least memory to what is taken without a bound, in steps that are alike."""
+    import torch
+
+    import litz
+
+    def compiled(most: int) -> dict[str, Any]:
+        torch._dynamo.reset()
+        litz.report.HISTORY.clear()
+        return _peaks_of(*_step("stack", {"memory_budget": most}))
+
+    module, step = _step("stack", {"memory_budget": 1.0})
+    usual = _peaks_of(module, step)
+    arguments = sum(p.numel() * p.element_size() for p in {*module.parameters(), *module.buffers()})
+    arguments += _in_training("stack")[1]["input_ids"].nbytes  # which are the labels too
+    try:
+        compiled(1 << 20)
+        raise AssertionError("a step within one MiB")
+    except Exception as error:
+        told = re.search(r"a step takes ([\d,]+) at least", str(error))
+        if told is None:
+            raise
+    least, most = int(told[1].replace(",", "")), usual["predicted"] + arguments
+    points = []
+    for at in range(int(count)):
+        bound = least + (most - least) * at // (int(count) - 1)
+        points.append({"bound": bound, **compiled(bound)})
+        print(points[-1], file=sys.stderr, flush=True)
+    return {"arguments": arguments, "points": points}
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+def _checkpoints(models: list[str]) -> list[str]:
+    rows, failed = [], []
+    for model in models:
+        found = _asked("checkpoint", model)
+        memory = ratio(found.get("litz_bytes"), found.get("eager_bytes"))
+        time = ratio(found.get("litz"), found.get("eager"))
+        for name, value in (("memory", memory), ("time", time)):
+            if value is None or value > 1:
+                failed.append(f"{model} under checkpoints takes {figure(value)} of eager's {name}")
+        sizes = [_mib(found.get(name)) for name in ("eager_bytes", "litz_bytes")]
+        times = [figure(found[name] * 1e3 if name in found else None, ".1f") for name in ("eager", "litz")]
+        rows.append([model, *sizes, figure(memory), *times, figure(time)])
+    print(render(["checkpoints", "eager MiB", "litz MiB", "ratio", "eager ms", "litz ms", "ratio"], rows))
+    return failed
+
+
+def checkpointed(model: str, rounds: str = "7") -> dict[str, Any]:
+    from benchmarks.steps import Watch, interleaved
+
+    found: dict[str, Any] = {}
+    running: dict[str, Step] = {}
+    for name, options in (("eager", None), ("litz", {})):
+        module, kwargs, loss = _in_training(model)
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        running[name] = _of(module, kwargs, loss, options)
+        found[f"{name}_bytes"] = _measured(module, running[name])
+    for name, seconds in interleaved(running, Watch(int(rounds))).items():
+        found[name] = statistics.median(seconds)
+    return found
+
+
+def _of(module: Any, kwargs: dict[str, Any], loss: Callable[..., Any], options: dict[str, Any] | None) -> Step:
+    """In eager without options."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    run = loss if options is None else torch.compile(loss, backend="litz", options=options)
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        run(**kwargs).backward()
+
+    return step
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from litz.context import Context
 from litz.errors import OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.absent import without_tangents
+from litz.graph.partition.blockwise import LEVELS
 from litz.graph.partition.split import Policy, at_level, plan, split
 from litz.graph.partition.within_peak import Peak, within_peak
 from litz.graph.rewrite_post_grad import rewrite_post_grad
@@ -76,8 +77,13 @@ def fit_in(
         copy = graph_module(joint.graph, copied(joint.graph.graph))
         return replace(joint, graph=copy), at_level(levels, level, policy)
 
+    known: dict[frozenset[str] | None, Peak] = {}  # levels may be alike
+
     def foretold(level: int) -> Peak:
-        return foretell(*asked(level), quiet, schedule).peak
+        copy, how = asked(level)
+        if how.kept not in known:
+            known[how.kept] = foretell(copy, how, quiet, schedule).peak
+        return known[how.kept]
 
     def compiled(level: int) -> tuple[Step, Peak]:
         ctx.built.clear()
@@ -86,7 +92,7 @@ def fit_in(
         step[1](())
         return step, _step(arguments, [built.memory for built in ctx.built])
 
-    step, fitting = within_peak(most, levels.bounds, foretold, compiled)
+    step, fitting = within_peak(most, LEVELS + 1, levels.bound, foretold, compiled)
     ctx.again_seconds = levels.at(fitting.level).seconds
     on = "computing again" if policy.offload is None else "computing again and on files"
     ctx.note(

@@ -95,10 +95,7 @@ class Plan:
         """Of levels from 0, the usual choice, to `LEVELS`, the least memory."""
         return self.least_bytes + max(self.usual_bytes - self.least_bytes, 0) * (LEVELS - level) // LEVELS
 
-    @cached_property
-    def bounds(self) -> tuple[int, ...]:
-        return tuple(map(self.bound, range(LEVELS + 1)))
-
+    @lru_cache(maxsize=None)  # noqa: B019  (a plan lives as long as one compile)
     def at(self, level: int) -> Level:
         bound = self.bound(level)
         if level == 0:
@@ -138,7 +135,7 @@ class Plan:
         return min(ways[count].values(), key=lambda way: way.seconds, default=None)
 
     # -- the options of a stretch ---------------------------------------------------------------------
-    @lru_cache(maxsize=None)  # noqa: B019  (a plan lives as long as one compile)
+    @lru_cache(maxsize=None)  # noqa: B019
     def _options(self, first: int, last: int) -> tuple[Option, ...]:
         """From the one that takes least time to the one that keeps least, none worse than another in all."""
         choose = _Stretch(self, first, last)

@@ -10,12 +10,13 @@ level, and never costs more time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from litz.errors import OptionError
 
 Compiled = TypeVar("Compiled")
+_LAST = 8  # levels
 
 
 class Peak(NamedTuple):
@@ -32,11 +33,12 @@ class Fitting(NamedTuple):
 
 def within_peak(
     most: int,
-    foreseen: Sequence[int],
+    levels: int,
+    foreseen: Callable[[int], int],
     foretold: Callable[[int], Peak],
     compiled: Callable[[int], tuple[Compiled, Peak]],
 ) -> tuple[Compiled, Fitting]:
-    """`foreseen`: bytes of each level, but for what all have alike. `foretold` follows the program, without code
+    """`foreseen`: bytes at a level, but for what all have alike. `foretold` follows the program, without code
     generation, and so leaves out what only that knows: it is asked before anything is compiled."""
     known: dict[int, Peak] = {}
 
@@ -45,13 +47,15 @@ def within_peak(
             known[level] = foretold(level)
         return known[level].bytes <= most
 
-    start, end = 0, len(foreseen)
+    start = 0
     if not fits(0):
-        alike = known[0].bytes - foreseen[0]
-        start = next((n for n in range(1, end) if foreseen[n] + alike <= most), end - 1)
+        alike = known[0].bytes - foreseen(0)
+        # What is foreseen to be the least need not be: the last ones are all asked.
+        latest = max(1, levels - _LAST)
+        start = next((n for n in range(1, latest) if foreseen(n) + alike <= most), latest)
         while start > 1 and fits(start) and fits(start - 1):
             start -= 1
-    for level in range(start, end):
+    for level in range(start, levels):
         if fits(level):
             result, known[level] = compiled(level)
             if fits(level):
