@@ -9,6 +9,7 @@ now that what kernels take for themselves is known too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from litz.schedule.memory import Layout
 from litz.schedule.peak import peak
 
 Step = tuple[Compiled, Backward]
+_LOG = logging.getLogger(__name__)  # with TORCH_LOGS="litz"
 
 
 class Scheduled(NamedTuple):
@@ -83,6 +85,7 @@ def fit_in(
         copy, how = asked(level)
         if how.kept not in known:
             known[how.kept] = foretell(copy, how, quiet, schedule).peak
+            _LOG.info("memory_budget: level %d of %d takes %s bytes", level, LEVELS, f"{known[how.kept].bytes:,}")
         return known[how.kept]
 
     def compiled(level: int) -> tuple[Step, Peak]:

@@ -12,7 +12,11 @@ from torch.nn import functional as F
 
 from litz.capture.joint import trace_joint
 from litz.graph.module import copied, graph_module
+from litz.graph.partition import maxflow
 from litz.graph.partition.blockwise import LEVELS, Plan
+from litz.graph.partition.exact import Exact
+from litz.graph.partition.maxflow import INFINITE
+from litz.graph.partition.mincut import minimum_cut
 from litz.graph.partition.split import Policy, plan, split
 from litz.graph.signature import Joint
 from litz.ops.decompose import decompositions
@@ -91,3 +95,48 @@ def test_nothing_is_computed_twice_in_the_backward() -> None:
     counts = [products(split(*at_level(whole, found, level)).backward.graph) for level in range(1, LEVELS + 1, 8)]
     assert all(usual <= count <= usual + 2 * LAYERS for count in counts)
     assert all(before <= after for before, after in itertools.pairwise(counts))
+
+
+@pytest.mark.skipif(maxflow.installed_solver() is None, reason="OR-Tools is not installed")
+def test_a_solver_finds_the_best() -> None:
+    """Of all choices that keep to the bound, by what is foreseen of each."""
+    whole = trace_joint(small, [torch.randn(8, 8, requires_grad=True) for _ in range(3)], None, decompositions(), True)
+    question = plan(whole, Policy()).question
+    problem, foresight = question.problem, question.foresight
+    exact = Exact(problem, foresight, question.dear, question.may, 1 << 20)
+    exact.unit = 1
+    free = frozenset(n for n in question.may if n not in question.dear)
+    points = set()
+    for count in range(len(question.dear) + 1):
+        for chosen in itertools.combinations(question.dear, count):
+            again = free.union(chosen)
+            toll = {n: 0 if n in again else INFINITE for n in problem.nodes}
+            choice = minimum_cut(problem, toll.__getitem__)
+            most = foresight.held(problem.nodes, set(choice.kept), choice.again).most
+            points.add((most, sum(question.dear.get(n, 0.0) for n in choice.again)))
+    for bound in {most for most, _ in points}:
+        found = exact.within(bound)
+        assert found is not None and found.proven
+        assert found.seconds <= min(seconds for most, seconds in points if most <= bound) + 1e-9
+
+
+@pytest.mark.skipif(maxflow.installed_solver() is None, reason="OR-Tools is not installed")
+def test_with_the_solver_no_level_is_worse() -> None:
+    whole, inputs = joint()
+    plain, solved = plan(whole, Policy()), plan(whole, Policy(solver="ilp"))
+    assert solved.least_bytes <= plain.least_bytes
+    seconds = [solved.at(level).seconds for level in range(LEVELS + 1)]
+    assert seconds == sorted(seconds)
+    for level in range(0, LEVELS + 1, 6):
+        bound = solved.bound(level)
+        same = [plain.at(n).seconds for n in range(LEVELS + 1) if plain.bound(n) <= bound]
+        assert seconds[level] <= min(same, default=float("inf")) + 1e-12
+    tangents = tangents_of(whole)
+    want = whole.graph(*inputs, *tangents)
+    copy, policy = at_level(whole, solved, LEVELS)
+    own, gradients = flow(split(copy, policy), copy, inputs, tangents)
+    torch.testing.assert_close([*own, *gradients], list(want), rtol=1e-12, atol=1e-12)
+
+
+def small(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return (torch.softmax((x @ w).tanh() @ u, -1) @ w).sin().sum()

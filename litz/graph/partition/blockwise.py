@@ -7,7 +7,7 @@ A stretch of blocks is computed again as a whole, when its backward is due, from
 it more or less is kept, as a minimum cut finds best at some rate of bytes for a second. While a stretch is at work,
 those behind it have their kept values still; those in front are done. So stretches are put one after the other by a
 dynamic program, whose state is the bytes kept so far. Each level allows what the next one does, so no level loses more
-time than one with less memory. Blocks that are alike are looked at once.
+time than one with less memory. Where the graph is small a solver may be asked as well (`exact.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import fx
 
 from litz.graph.partition.blocks import Blocks, blocks_of, size_of
 from litz.graph.partition.budget import Seconds
+from litz.graph.partition.exact import Exact
 from litz.graph.partition.foresee import Foresight
 from litz.graph.partition.maxflow import INFINITE
 from litz.graph.partition.mincut import Choice, Problem, minimum_cut
@@ -28,6 +29,10 @@ LEVELS = 48
 _LONGEST = 12  # blocks of a stretch
 _ROOM = 2048  # steps that bytes are counted in
 _CLOSE = 0.005  # of the range of peaks: how near the least is looked for
+
+
+_SOLVED = 4  # one level in so many is given to the solver
+Again = tuple[float, frozenset[fx.Node]]  # seconds lost, and what is computed again for it
 
 
 class Option(NamedTuple):
@@ -64,6 +69,7 @@ class Question:
     usual: Choice
     dear: Seconds
     may: frozenset[fx.Node]
+    exact: bool = False  # whether a solver is asked too, where the graph is small
 
 
 class Plan:
@@ -71,6 +77,8 @@ class Plan:
         self.question = question
         self.blocks: Blocks = blocks_of(question.problem, question.dear)
         self.unit = max(1, self.usual_bytes // _ROOM)
+        asked = Exact(question.problem, question.foresight, question.dear, question.may, 2 * self.usual_bytes)
+        self.exact = asked if question.exact and asked.is_small else None
 
     @cached_property
     def usual_bytes(self) -> int:
@@ -80,6 +88,11 @@ class Plan:
     @cached_property
     def least_bytes(self) -> int:
         """As little as some way needs: between a bound that none keeps to, and one that is kept to."""
+        found = None if self.exact is None else self.exact.least()
+        return self._least_of_blocks if found is None else min(found.bytes, self._least_of_blocks)
+
+    @cached_property
+    def _least_of_blocks(self) -> int:
         fails, holds = 0, self.usual_bytes
         while self._way(holds) is None:  # the parts may need more than the whole was foreseen to
             fails, holds = holds, holds + holds // 2 + 1
@@ -100,16 +113,30 @@ class Plan:
         bound = self.bound(level)
         if level == 0:
             return Level(self.question.usual.kept, 0.0, bound)
-        way = self._way(bound)
-        assert way is not None
-        again: set[fx.Node] = set()
-        seconds = way.seconds
-        while way is not None and way.option is not None:
-            again |= way.option.again
-            way = way.before  # type: ignore[assignment]
-        q = self.question
+        q, (seconds, again) = self.question, self._best(level)
         choice = minimum_cut(q.problem, lambda n: 0 if n in again or (n in q.may and n not in q.dear) else INFINITE)
         return Level(choice.kept, seconds, bound)
+
+    def _best(self, level: int) -> Again:
+        """Block by block, or by the solver if that is better. What does for a level does for those with more memory."""
+        way = self._way(self.bound(level))
+        found = [_again(way)] if way is not None else []
+        if self.exact is not None:
+            found += [one for at, one in self._solved.items() if at >= level]
+        return min(found, key=lambda one: one[0])
+
+    @cached_property
+    def _solved(self) -> dict[int, Again]:
+        """The solver's answers for some of the levels."""
+        assert self.exact is not None
+        found = {}
+        for level in range(LEVELS, 0, -_SOLVED):
+            answer = self.exact.within(self.bound(level))
+            if answer is None and level == LEVELS:
+                answer = self.exact.least()
+            if answer is not None:
+                found[level] = (answer.seconds, answer.again)
+        return found
 
     # -- the dynamic program ------------------------------------------------------------------------
     def _way(self, bound: int) -> Way | None:
@@ -146,6 +173,15 @@ class Plan:
             if not any(o.most <= option.most and o.kept_bytes <= option.kept_bytes for o in kept):
                 kept.append(option)
         return tuple(kept)
+
+
+def _again(way: Way) -> Again:
+    found: set[fx.Node] = set()
+    at: Way | None = way
+    while at is not None and at.option is not None:
+        found |= at.option.again
+        at = at.before
+    return way.seconds, frozenset(found)
 
 
 _HULL = 12  # choices of a block that are tried

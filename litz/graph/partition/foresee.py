@@ -72,14 +72,15 @@ class Foresight:
             elif node in kept:
                 found.append(_Span(size_of(node), due, done, True))
             elif node in again:
-                if done - due <= _NEAR and self._merges(node):
+                if done - due <= _NEAR and self.merges(node):
                     merged.add(node)
                 else:
                     found.append(_Span(size_of(node), due, done, False))
         return found
 
-    def _merges(self, node: fx.Node) -> bool:
-        return self.fuses(node) and all(self._takes_in(node, reader) for reader in _readers(node))
+    def merges(self, node: fx.Node) -> bool:
+        """Whether those that read it soon compute it themselves, and it is never in memory."""
+        return self.fuses(node) and all(self._takes_in(node, reader) for reader in readers(node))
 
     def _takes_in(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether the reader's kernel computes the node: what is called needs it in memory."""
@@ -97,7 +98,7 @@ class Foresight:
                 done = max(done, last[user] if is_view(user) and user in last else self.turn.get(user, done))
             last[node] = done
             born = self.turn[node]
-            if is_view(node) or (node not in returned and done - born <= _NEAR and self._merges(node)):
+            if is_view(node) or (node not in returned and done - born <= _NEAR and self.merges(node)):
                 continue
             change[born] += size_of(node)
             change[done + 1 if done + 1 <= len(late) else len(late)] -= size_of(node)
@@ -113,9 +114,9 @@ class _Span(NamedTuple):
     kept: bool
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
+def readers(node: fx.Node) -> list[fx.Node]:
     """Who reads it, be it through views."""
-    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
+    return [reader for user in node.users for reader in (readers(user) if is_view(user) else [user])]
 
 
 def _elements(node: fx.Node) -> int:
@@ -123,4 +124,4 @@ def _elements(node: fx.Node) -> int:
     return likely(value.numel()) if isinstance(value, torch.Tensor) else 0
 
 
-__all__ = ["Foresight", "Held"]
+__all__ = ["Foresight", "Held", "readers"]

@@ -79,7 +79,7 @@ def plan(joint: Joint, policy: Policy) -> Plan | FilePlan:
     if policy.offload is not None:
         return FilePlan(problem, usual, dear, may, SOLVERS[policy.solver], policy.offload)
     foresight = Foresight(joint, sides, partial(fuses, allowed=policy.rules.allowed))
-    return Plan(Question(problem, foresight, usual, dear, may))
+    return Plan(Question(problem, foresight, usual, dear, may, exact=policy.solver == "ilp"))
 
 
 def at_level(levels: Plan | FilePlan, level: int, policy: Policy) -> Policy:
