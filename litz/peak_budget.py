@@ -114,7 +114,7 @@ def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[...,
         private = private_outputs(forward.outputs, forward.buffers, layout.owned)
         donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
         graph = without_tangents(parts.backward, parts.taken, ())
-        _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated)
+        _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated, parts.in_memory)
         kept = backward.named(parts.in_memory)
         within = taken_within(ctx.target)
         memories = (peak(forward, layout, 0, within=within), peak(backward, behind, 0, kept, within=within))

@@ -57,6 +57,7 @@ from litz.schedule.check_first import check_first
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
+from litz.schedule.order import order
 from litz.schedule.peak import peak
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
@@ -180,7 +181,7 @@ def compile_graph(
 def _compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int], dropped: Sequence[int]
 ) -> Artifact:
-    lowered, program, layout = scheduled(graph, ctx, training, donated)
+    lowered, program, layout = scheduled(graph, ctx, training, donated, dropped)
     building = Building(ctx.target, ctx.cache)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin, lowered.origins)
     code = run("build", ctx, building.finish, rendering.modules)
@@ -201,7 +202,9 @@ def _compile_graph(
     return Artifact(plan, code.objects, constants, ctx.target, built, code.kernels)
 
 
-def scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequence[int] = ()) -> Scheduled:
+def scheduled(
+    graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequence[int] = (), dropped: Sequence[int] = ()
+) -> Scheduled:
     """A graph as kernels and calls in order, and where their memory lies."""
     lowered = run("lower", ctx, lower, graph, ctx)
     program = run("mark_outputs", ctx, mark_outputs, lowered.program)
@@ -212,6 +215,7 @@ def scheduled(graph: fx.GraphModule, ctx: Context, training: bool, donated: Sequ
     program = run("split_reductions", ctx, split_reductions, program, ctx)
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
+        program = run("order", ctx, order, program, ctx, program.named(dropped))
         layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated))
     else:
         layout = run("plan_memory", ctx, plan_memory, program)

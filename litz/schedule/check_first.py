@@ -53,7 +53,7 @@ def check_first(program: Program) -> Program:
     effects = [step for step in program.steps if has_effect(program, step)]
     if not effects:
         return program
-    program = set_aside(program, _may_fail, _fails_while_writing)
+    program = set_aside(program, may_fail, _fails_while_writing)
     buffers = dict(program.buffers)
     steps: list[Step] = []
     seen: set[tuple] = set()
@@ -138,20 +138,20 @@ def _product(sizes: Iterable[Expr]) -> Expr:
 def _moved_ahead(program: Program, checked: set[str]) -> list[Step]:
     """What may fail, and what it takes, before all else; but for what comes of an effect."""
     steps = program.steps
-    before = _dependences(steps)
+    before = dependences(steps)
     behind: set[int] = set()  # effects, and what must come after them
     for at, step in enumerate(steps):
         if has_effect(program, step) or not behind.isdisjoint(before[at]):
             behind.add(at)
     ahead: set[int] = set()
     for at in reversed(range(len(steps))):
-        if at in ahead or (at not in behind and steps[at].name not in checked and _may_fail(steps[at])):
+        if at in ahead or (at not in behind and steps[at].name not in checked and may_fail(steps[at])):
             ahead.add(at)
             ahead |= before[at]
     return [steps[at] for at in sorted(ahead)] + [step for at, step in enumerate(steps) if at not in ahead]
 
 
-def _may_fail(step: Step) -> bool:
+def may_fail(step: Step) -> bool:
     if isinstance(step, Kernel):
         return any(isinstance(op, Check) for op in step.body)
     return taken_apart(step.target).name not in _CANNOT_FAIL
@@ -159,10 +159,10 @@ def _may_fail(step: Step) -> bool:
 
 def _fails_while_writing(step: Step) -> bool:
     """Whether it is a kernel with checks that cannot be made a kernel of their own."""
-    return isinstance(step, Kernel) and _may_fail(step) and _checks_of(step) is None
+    return isinstance(step, Kernel) and may_fail(step) and _checks_of(step) is None
 
 
-def _dependences(steps: Sequence[Step]) -> list[set[int]]:
+def dependences(steps: Sequence[Step]) -> list[set[int]]:
     """For each step, those that it must come after, at least the latest of each kind."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
@@ -183,4 +183,6 @@ def _dependences(steps: Sequence[Step]) -> list[set[int]]:
     return found
 
 
-__all__ = ["check_first", "draws", "first_effect", "looks_before_it_draws"]
+__all__ = [
+    "check_first", "dependences", "draws", "first_effect", "has_effect", "looks_before_it_draws", "may_fail",
+]  # fmt: skip

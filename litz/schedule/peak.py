@@ -80,16 +80,16 @@ def holding(
         if name in in_files:
             continue
         if name in layout.owned:
-            stays.append(Held(name, _bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
+            stays.append(Held(name, bytes_of(buffer, sizes), born, steps if name in leaving else last_use[name]))
         elif buffer.kind == "output":
-            stays.append(Held(name, _bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
+            stays.append(Held(name, bytes_of(buffer, sizes), layout.first_use.get(name, 0), steps))
     own = [name for name in dropped if name in buffers]
-    inherits = (Held(name, _bytes_of(buffers[name], sizes), 0, last_use.get(name, -1)) for name in own)
+    inherits = (Held(name, bytes_of(buffers[name], sizes), 0, last_use.get(name, -1)) for name in own)
     taken = {at: within(step) for at, step in enumerate(program.steps) if isinstance(step, Call)} if within else {}
     return Holding(arena, tuple(stays), tuple(inherits), taken)
 
 
-def _bytes_of(buffer: Buffer, sizes: Measures | None) -> int:
+def bytes_of(buffer: Buffer, sizes: Measures | None = None) -> int:
     """Also of what no kernel computes with, such as complex numbers: called operators make those."""
     known = DTYPES.get(buffer.dtype)
     width = known.bytes if known is not None else getattr(torch, buffer.dtype.removeprefix("torch.")).itemsize
@@ -119,4 +119,4 @@ def _followed(program: Program, found: Holding) -> Memory:
     return Memory(found.arena, found.arena + most, left, what, tuple((name, size) for size, name in largest[:_LARGEST]))
 
 
-__all__ = ["FOR_ITSELF", "Held", "Holding", "holding", "peak"]
+__all__ = ["FOR_ITSELF", "Held", "Holding", "bytes_of", "holding", "peak"]
