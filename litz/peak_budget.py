@@ -21,7 +21,6 @@ from litz.context import Context
 from litz.errors import OptionError
 from litz.graph.module import copied, graph_module
 from litz.graph.partition.absent import without_tangents
-from litz.graph.partition.blockwise import LEVELS
 from litz.graph.partition.split import Policy, at_level, plan, split
 from litz.graph.partition.within_peak import Peak, within_peak
 from litz.graph.rewrite_post_grad import rewrite_post_grad
@@ -79,14 +78,15 @@ def fit_in(
         copy = graph_module(joint.graph, copied(joint.graph.graph))
         return replace(joint, graph=copy), at_level(levels, level, policy)
 
-    known: dict[frozenset[str] | None, Peak] = {}  # levels may be alike
+    known: dict[Any, Peak] = {}  # levels may be alike
 
     def foretold(level: int) -> Peak:
         copy, how = asked(level)
-        if how.kept not in known:
-            known[how.kept] = foretell(copy, how, quiet, schedule).peak
-            _LOG.info("memory_budget: level %d of %d takes %s bytes", level, LEVELS, f"{known[how.kept].bytes:,}")
-        return known[how.kept]
+        choice = how.kept, how.offloaded
+        if choice not in known:
+            found = known[choice] = foretell(copy, how, quiet, schedule).peak
+            _LOG.info("memory_budget: level %d of %d takes %s bytes", level, levels.count - 1, f"{found.bytes:,}")
+        return known[choice]
 
     def compiled(level: int) -> tuple[Step, Peak]:
         ctx.built.clear()
@@ -95,7 +95,7 @@ def fit_in(
         step[1](())
         return step, _step(arguments, [built.memory for built in ctx.built])
 
-    step, fitting = within_peak(most, LEVELS + 1, levels.bound, foretold, compiled)
+    step, fitting = within_peak(most, levels.count, levels.bound, foretold, compiled)
     ctx.again_seconds = levels.at(fitting.level).seconds
     on = "computing again" if policy.offload is None else "computing again and on files"
     ctx.note(

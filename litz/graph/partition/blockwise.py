@@ -104,6 +104,11 @@ class Plan:
                 holds = between
         return holds
 
+    @property
+    def count(self) -> int:
+        """Of levels."""
+        return LEVELS + 1
+
     def bound(self, level: int) -> int:
         """Of levels from 0, the usual choice, to `LEVELS`, the least memory."""
         return self.least_bytes + max(self.usual_bytes - self.least_bytes, 0) * (LEVELS - level) // LEVELS

@@ -91,6 +91,14 @@ class FilePlan:
         )
         self.bounds = tuple(int(usual.bytes * part) for part in _PARTS)
 
+    @property
+    def count(self) -> int:
+        """Of levels."""
+        return len(self.bounds)
+
+    def bound(self, level: int) -> int:
+        return self.bounds[level]
+
     def at(self, level: int) -> Level:
         found: Choice = self._choice(_PARTS[level])
         lost = sum(self.seconds.get(n, 0.0) for n in found.again)
