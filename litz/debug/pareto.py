@@ -272,7 +272,7 @@ class _Sweep:
         ctx = unheard(Context(self.parsed, machine))
         policy, limits, arguments = policy_of(ctx), ceilings(machine), bytes_of_arguments(joint)
         levels = plan(joint, policy)
-        last = len(levels.bounds) - 1
+        last = levels.count - 1
         own, whole = [0, 0], 1.0
         points: list[Point] = []
         for level in sorted({round(last * i / max(count - 1, 1)) for i in range(count)}):
