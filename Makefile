@@ -20,6 +20,7 @@
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
 # make bench-memory   memory of training steps: foretold against measured, over twenty bounds, and under checkpoints; MEMORY="--only bounds" for a part
+# make bench-pareto   training steps at the peaks of PyTorch's activation_memory_budget, and how low Litz goes; PARETO="--layers 4 --tokens 512" for a part
 # make bench-cut   the minimum cut of 50,000 nodes against networkx's, and how it and the whole compile grow; CUT="--without-compile" for a part
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
@@ -38,7 +39,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -65,6 +66,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench
+
+bench-pareto: setup
+	$(BIN)/python -m benchmarks.pareto $(PARETO)
 
 bench-memory: setup
 	$(BIN)/python -m benchmarks.memory $(MEMORY)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks import figures, gpu_cold, lengths, minify
+from benchmarks import figures, gpu_cold, lengths, minify, pareto
 from benchmarks.models_more import bars, report
 from benchmarks.sampling import Sampler
 
@@ -153,3 +154,38 @@ def test_a_fault_that_was_not_run_is_missed_and_one_that_failed_is() -> None:
     assert minify.bars(results)[0].met is False
     assert "-" in minify.report(results)
     assert minify.bars({**found(), "training": {"named": False, "file named": True}})[-1].met is False
+
+
+# -- peaks against PyTorch's ----------------------------------------------------------------------
+def at_peaks(least: int | None = 79, **last: Any) -> pareto.Found:
+    """Eight peaks that are good, the lowest of which is 100, changed."""
+    rows = [pareto.Row(0.1 * n, 100 + 10 * n, 1.0, 100 + 10 * n, 0.9) for n in range(8)]
+    return pareto.Found((*rows[1:], replace(rows[0], **last)), least)
+
+
+def test_peaks_that_are_good() -> None:
+    assert pareto.judged(at_peaks()) == []
+    assert "lowest peak" in pareto.table(at_peaks())
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (at_peaks(81), "0.81 of PyTorch's"),
+        (at_peaks(None), "- of PyTorch's"),
+        (at_peaks(litz_seconds=1.1), "at 0: 1.10 of PyTorch's time"),
+        (at_peaks(litz_bytes=110), "110 bytes, more than 100"),
+        (at_peaks(litz_seconds=None, litz_bytes=None, failed="cannot"), "at 0: cannot"),
+        (pareto.Found(at_peaks().rows[2:], 79), "6 peaks were compared, not 8"),
+        (pareto.Found((), None), "0 peaks"),
+    ],
+)
+def test_peaks_that_are_bad(found: pareto.Found, says: str) -> None:
+    assert any(says in text for text in pareto.judged(found))
+    pareto.table(found)
+
+
+def test_peaks_are_spread() -> None:
+    peaks = {1.0: 1000, 0.9: 995, 0.5: 400, 0.4: 700, 0.1: 300, 0.0: 301}
+    assert pareto.spread(peaks, 8) == [1.0, 0.4, 0.5, 0.0]
+    assert pareto.spread(peaks, 2) == [1.0, 0.0]
