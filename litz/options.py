@@ -182,8 +182,13 @@ class Options:
         }
 
     def without_effect(self) -> list[str]:
-        """What is asked for, and accepted, and not done so far."""
-        return [f"the tuning of mode={self.mode!r}"] if self.mode.startswith("max-autotune") else []
+        """What is asked for, and accepted, and not done."""
+        found = []
+        if self.mode.startswith("max-autotune"):
+            found.append(f"the tuning of mode={self.mode!r} has no effect yet")
+        if self.offload and self.memory_budget is None:
+            found.append("offload has no effect without a memory_budget: all that is kept has room")
+        return found
 
     @property
     def cacheable(self) -> bool:

@@ -61,7 +61,7 @@ def _litz(
     refuse_system(platform.system())  # before anything of another system's is looked for
     chosen = Options.from_environment(options if mode is None else {**(options or {}), "mode": mode})
     for what in chosen.without_effect():
-        warn_once(f"{what} has no effect yet")
+        warn_once(what)
     piece = None if chosen.verify else piece_of(graph_module)  # what is being tested is compiled, worth it or not
     if piece is None:
         return compile_captured(graph_module, example_inputs, chosen)

@@ -226,6 +226,8 @@ class _Sweep:
     def _by_litz(self, budget: float | None, keep: Callable[[Joint], None] | None = None) -> Step:
         """`keep` is given the graph that is about to be split."""
         asked = {**self.options, "memory_budget": budget}
+        if budget is None:
+            asked.pop("offload", None)
         if keep is not None:
             theirs = dict(self.options.get("before") or {})
 

@@ -166,6 +166,9 @@ def test_bad_values(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="True, False or the path of a folder"):
             Options.parse({"offload": bad})
     assert Options.parse({"offload": str(tmp_path)}).offload == str(tmp_path)
+    assert Options.parse({"offload": True, "memory_budget": 0.5}).without_effect() == []
+    (warning,) = Options.parse({"offload": True}).without_effect()
+    assert "without a memory_budget" in warning
 
 
 def test_a_gpu_is_refused() -> None:
