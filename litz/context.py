@@ -10,6 +10,7 @@ optimisation, so that a wrong result can be bisected to one rewrite.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from litz.options import Options
+from litz.progress import Progress, progress_of
 from litz.report import (
     HISTORY,
     Built,
@@ -34,10 +36,12 @@ from litz.report import (
     Told,
     step_peak,
 )  # fmt: skip
+from litz.structured import compile_id_now, is_traced, trace_artifact
 from litz.target import Machine
 from litz.watch import Watcher
 
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="+litz", or "+litz.context" alone
+_ALL, _TEXTS = logging.getLogger("litz"), logging.getLogger("litz.stages")  # the latter with TORCH_LOGS="+litz.stages"
 SPENT, FIRED = "optimisation: %s", "rule %s applied (%s:%d)"  # what is logged; of the first if they are counted
 
 
@@ -75,6 +79,9 @@ class Context:
     left_to_eager: str | None = None
     dumped: int = 0  # texts that were written to files
     watcher: Watcher | None = None  # who is shown what stages make
+    progress: Progress | None = None  # who is told of stages as they begin
+    compile_id: Any = field(default_factory=compile_id_now)  # Dynamo's
+    traced: int = 0  # texts that were written to the structured trace
     number: int = field(default_factory=itertools.count().__next__)  # of this compile, in the process
 
     def __post_init__(self) -> None:
@@ -101,6 +108,17 @@ class Context:
         return True
 
     @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Has the stages that run in the block be shown on the terminal, if they take long."""
+        before = self.progress
+        with progress_of(self.occasion.place, self.options.progress and before is None) as progress:
+            self.progress = progress or before
+            try:
+                yield
+            finally:
+                self.progress = before
+
+    @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the seconds of the block to the stage's, also when it raises."""
         start = time.perf_counter()
@@ -113,9 +131,14 @@ class Context:
 
     def snapshot(self, stage: str, text: str | Callable[[], str]) -> None:
         """Keeps the text, or writes it to a file, if the options ask for it; a function is only called then."""
-        if not self.options.snapshots and self.options.dump is None:
+        is_logged = _TEXTS.level == logging.DEBUG != _ALL.level  # by name, and not with all others: these are long
+        if not (self.options.snapshots or self.options.dump is not None or is_logged or is_traced()):
             return
         text = text if isinstance(text, str) else text()
+        if is_logged:
+            _TEXTS.debug("after stage %s:\n%s", stage, text)
+        trace_artifact(f"litz_{self.traced:02}_{stage}", lambda: text, self.compile_id)
+        self.traced += 1
         if self.options.snapshots:
             self.snapshots.append(Snapshot(stage, text))
         if self.options.dump is not None:
@@ -176,7 +199,10 @@ class Context:
 
     def publish(self) -> None:
         """Have the report, complete as of now, among those of the process."""
-        HISTORY.keep(self.number, self.report())
+        report = self.report()
+        HISTORY.keep(self.number, report)
+        trace_artifact("litz_report", lambda: str(report), self.compile_id)
+        trace_artifact("litz_seconds", lambda: json.dumps(dict(report.timings)), self.compile_id, "json")
 
     def report(self) -> Report:
         """The report of this compile, complete as of now."""

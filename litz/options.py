@@ -82,6 +82,9 @@ class Options:
     )
     verify: bool = _option(False, changes_code=False, doc="check the IR after every stage")
     snapshots: bool = _option(False, changes_code=False, doc="keep the text of the program after every stage")
+    progress: bool = _option(
+        True, changes_code=False, doc="show a line on the terminal while a compile takes longer than two seconds"
+    )
     dump: str | None = _option(
         None,
         changes_code=False,
@@ -160,7 +163,7 @@ class Options:
         cls, values: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
     ) -> Options:
         """`parse`, with defaults taken from the environment: `LITZ_VERIFY=1` turns `verify` on, `LITZ_DUMP` names a
-        folder for `dump`.
+        folder for `dump`, `LITZ_PROGRESS=0` turns `progress` off.
 
         The only place where the environment is read for options; what the caller states wins.
         """
@@ -169,6 +172,8 @@ class Options:
         values = values or {}
         if "verify" not in values:
             stated = dataclasses.replace(stated, verify=environ.get("LITZ_VERIFY", "0") not in ("", "0"))
+        if "progress" not in values:
+            stated = dataclasses.replace(stated, progress=environ.get("LITZ_PROGRESS", "1") != "0")
         if "dump" not in values:
             stated = dataclasses.replace(stated, dump=environ.get("LITZ_DUMP") or None)
         return stated
@@ -371,6 +376,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "fuel": _check_count(0),
     "verify": _check_flag,
     "snapshots": _check_flag,
+    "progress": _check_flag,
     "dump": _check_path,
     "matmul": _check_choice(MATMUL_CHOICES),
     "backward": _check_choice(BACKWARD_CHOICES),

@@ -78,6 +78,13 @@ def compile_to_data(
     function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool = False
 ) -> tuple[Compiled, Backward | None]:
     """The function as data; and, where it is differentiable, how to come by its backward."""
+    with ctx.shown():
+        return _compile_to_data(function, inputs, output_strides, ctx, training)
+
+
+def _compile_to_data(
+    function: Callable[..., Any], inputs: Sequence[Any], output_strides: Strides, ctx: Context, training: bool
+) -> tuple[Compiled, Backward | None]:
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
     joint = run("freeze", ctx, freeze, joint, ctx)
@@ -173,7 +180,8 @@ def compile_graph(
     """A functional ATen graph as native code. `donated`: inputs whose memory it may use again; `dropped`: those that
     nobody else holds."""
     try:
-        return _compile_graph(graph, ctx, part, training, donated, dropped)
+        with ctx.shown():
+            return _compile_graph(graph, ctx, part, training, donated, dropped)
     finally:
         forget()
 

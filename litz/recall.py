@@ -10,6 +10,7 @@ code, and asked again before it is used: that gives this process the same guards
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -30,6 +31,7 @@ from litz.runtime.container import pack
 from litz.runtime.encode import Unwritable
 from litz.stages import keeping, loader
 
+_LOG = logging.getLogger(__name__)  # with TORCH_LOGS="litz", or "litz.recall" alone
 Made = tuple[Compiled, "Backward | None"]
 Compile = Callable[[Sequence[Any]], Made]  # for inputs such as these
 
@@ -45,8 +47,10 @@ def compile_or_recall(
         return bind(*compile(inputs), function, loader(ctx), keeping(ctx))
     recalled = _recalled(entry, function, inputs, compile)
     if recalled is not None:
+        _LOG.info("%s: from the cache", ctx.occasion.place)
         return recalled
     ctx.recalling += entry.differences()
+    _LOG.info("%s: %s", ctx.occasion.place, "; ".join(ctx.recalling) or "not in the cache")
     answered = _answers(inputs)
     compiled, backward = compile(inputs)
 

@@ -69,6 +69,11 @@ class Occasion(NamedTuple):
     capture: str | None = None
     ends: Break | None = None
 
+    @property
+    def place(self) -> str:
+        """The file and the line, without what is written there."""
+        return "a function" if self.source is None else ":".join(self.source.split(":")[:2])
+
 
 class Memory(NamedTuple):
     """What a run of a program takes beyond its arguments, in bytes: `arena` throughout, `peak` at most (in `step`, of

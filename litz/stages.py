@@ -46,6 +46,8 @@ def run(name: str, ctx: Context, stage: Callable[..., Any], *args: Any) -> Any:
     assert name in STAGES, f"stage {name} is not listed"
     args = (hooked(ctx.options.before, name, args[0]), *args[1:])
     before = ctx.timings.get(name, 0.0)
+    if ctx.progress is not None:
+        ctx.progress.at(name)
     with ctx.timed(name), nullcontext() if name in AS_CALLED else apart_from_caller():
         result = stage(*args)
     result = hooked(ctx.options.after, name, result)

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer and from those above it.
 LAYERS = (
-    ("options", "errors", "report", "context", "target", "compat", "source", "watch"),
+    ("options", "errors", "report", "context", "target", "compat", "source", "watch", "progress", "structured"),
     ("loop",),
     ("ops",),
     ("graph",),

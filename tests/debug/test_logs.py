@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,47 @@ def test_in_full() -> None:
 def test_one_part_of_it() -> None:
     said = run(TORCH_LOGS="+litz.context")
     assert "stage lower: " in said and "training, forward" not in said
+
+
+def test_the_text_of_every_stage() -> None:
+    said = run(TORCH_LOGS="+litz.stages")
+    assert all(f"after stage {stage}:" in said for stage in STAGES if stage not in ("build", "load"))
+    assert "stage lower: " not in said and "training, forward" not in said
+    assert "after stage" not in run(TORCH_LOGS="+litz")
+
+
+def test_what_the_cache_was_asked(tmp_path: Path) -> None:
+    kept = {
+        "TORCH_LOGS": "litz.recall",
+        "LITZ_CACHE": "1",
+        "LITZ_CACHE_DIR": str(tmp_path / "cache"),
+        "LITZ_VERIFY": "0",
+    }
+    assert ": not in the cache" in run(**kept)
+    assert ": from the cache" in run(**kept)
+
+
+def test_the_structured_trace(tmp_path: Path) -> None:
+    run(TORCH_TRACE=str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    found: dict[str, dict[str, object]] = {}
+    payloads: dict[str, list[str]] = {}
+    name = ""
+    for line in file.read_text().splitlines():
+        if line.startswith("\t"):
+            payloads[name].append(line[1:])
+        else:
+            record = json.loads(line[line.index("{") :])
+            name = record.get("artifact", {}).get("name", "")
+            found[name], payloads[name] = record, []
+    litzs = [name for name in found if name.startswith("litz_")]
+    stages = [name[8:] for name in litzs if name[5:7].isdigit()]
+    assert set(stages) == {stage for stage in STAGES if stage not in ("build", "load")}
+    assert stages.count("lower") == 2  # and one for the backward, which is compiled later
+    numbers = {(found[name]["frame_id"], found[name]["frame_compile_id"], found[name]["attempt"]) for name in litzs}
+    assert numbers == {(0, 0, 0)}
+    assert any("training, forward and backward" in line for line in payloads["litz_report"])
+    assert set(json.loads("\n".join(payloads["litz_seconds"]))) >= {"trace", "lower", "render", "build", "load"}
 
 
 def test_silence_where_nothing_is_asked() -> None:
