@@ -14,7 +14,7 @@ from typing import Any
 
 def is_traced() -> bool:
     logging = sys.modules.get("torch._logging._internal")
-    # Without a folder torch has a handler too, until something is to be written; and others may look on, as pytest does.
+    # Without a folder torch has a handler too, until something is to be written; and pytest has one of its own.
     return logging is not None and any(getattr(h, "root_dir", None) for h in logging.trace_log.handlers)
 
 
