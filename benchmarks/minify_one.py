@@ -23,10 +23,28 @@ from benchmarks.process import describe
 from benchmarks.training_step import model_in_training
 
 LIMIT = 30.0  # seconds of work after which a run has no end
+LAYERS = 2  # of each kind that stay: what is searched would be no other with more of them, only longer
+_LAYERS = {
+    "bert": ("encoder.layer",),
+    "gpt2": ("transformer.h",),
+    "llama": ("model.layers",),
+    "vit": ("layers",),
+    "resnet": tuple(f"resnet.encoder.stages.{stage}.layers" for stage in range(4)),
+    "convnext": tuple(f"convnext.encoder.stages.{stage}.layers" for stage in range(4)),
+}
+
+
+def model(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """One of the benchmarks' models, at its own width, of fewer layers."""
+    module, kwargs = build(name)
+    for path in _LAYERS[name]:
+        owner, _, last = path.rpartition(".")
+        setattr(module.get_submodule(owner), last, module.get_submodule(path)[:LAYERS])
+    return module, kwargs
 
 
 def save(name: str, folder: str, how: str = "inference") -> dict[str, Any]:
-    module, kwargs = model_in_training(name) if how == "training" else build(name)
+    module, kwargs = model_in_training(name) if how == "training" else model(name)
     with torch.set_grad_enabled(how == "training"):
         torch.compile(module, backend=partial(litz.debug_compile, folder=folder))(**kwargs)
     return {"graph": f"{folder}/graph_0"}
@@ -51,7 +69,7 @@ def bisect(graph: str) -> dict[str, Any]:
 
 
 def torch_(name: str) -> dict[str, Any]:
-    module, kwargs = build(name)
+    module, kwargs = model(name)
     try:
         with torch.no_grad():
             torch.compile(module, backend="litz")(**kwargs)

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from litz.debug.reproduce import CALL, Symptom
+from litz.debug.reproduce import EAGER, Symptom
 from litz.debug.reproduction import Reproduction
 from litz.errors import LitzError
 from litz.source import source_digest
@@ -83,7 +83,7 @@ class Trials:
         assert zygote.stdin is not None
         zygote.stdin.write(json.dumps([str(file), known and str(known)]).encode() + b"\n")
         zygote.stdin.flush()
-        stage, found, failed, pid, killed, worked = CALL, None, None, None, False, 0.0
+        stage, found, failed, pid, killed, worked = EAGER, None, None, None, False, 0.0
         applied: list[str] = []
         begun = time.monotonic()
         while True:
@@ -100,6 +100,8 @@ class Trials:
                     if found is None and killed:
                         found = Symptom("hang", "no end", stage, f"it worked for {limit:.0f} seconds", seconds=worked)
                     found = found or self._without_word(message["ended"], stage, failed)
+                    if stage == EAGER and found.kind in ("hang", "signal"):
+                        return Symptom("invalid", found.what, told=str(found))
                     return found if found.spent else replace(found, spent=tuple(applied))
             if zygote.poll() is not None:
                 self._end_zygote()

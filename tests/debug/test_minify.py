@@ -9,7 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import fx
 
+from litz.debug.given import Given
+from litz.debug.reproduction import Reproduction
+from litz.debug.trials import Trials
 from tests.debug.models import saved
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -113,3 +118,13 @@ def test_what_does_not_fail_is_said_to_and_exits_with_one(tmp_path: Path) -> Non
     assert "there is no reproduction at" in litz("minify", tmp_path / "nowhere", code=1)
     (tmp_path / "other.py").write_text("x = 1\n")
     assert "does not define Graph" in litz("minify", tmp_path / "other.py", code=1)
+
+
+def test_a_process_that_ends_in_eager_is_not_litz_s_affair(tmp_path: Path) -> None:
+    graph = fx.Graph()
+    graph.call_function(os.abort)
+    graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
+    ends = Reproduction(graph, (Given((3,), torch.float32, "torch.randn({sizes})"),))
+    with Trials(tmp_path, 10) as trials:
+        found = trials(ends)
+    assert found.kind == "invalid" and "ended by SIGABRT in eager" in found.told
