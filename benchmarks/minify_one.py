@@ -22,7 +22,7 @@ from benchmarks.models import build
 from benchmarks.process import describe
 from benchmarks.training_step import model_in_training
 
-LIMIT = 30.0  # seconds of work after which a run has no end
+LIMIT = 15.0  # seconds of work after which a run has no end
 LAYERS = 2  # of each kind that stay: what is searched would be no other with more of them, only longer
 _LAYERS = {
     "bert": ("encoder.layer",),

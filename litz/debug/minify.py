@@ -30,7 +30,7 @@ from litz.debug.trials import Trials
 from litz.errors import LitzError
 
 MOST_FUEL = 1 << 20
-_SLACK, _TIMES = 3.0, 3.0  # what has no end in a stage gets these seconds, and so many times what it took to get there
+_SLACK, _TIMES = 2.0, 2.0  # what has no end in a stage gets these seconds, and so many times what it took to get there
 
 
 class NothingToMinify(LitzError, RuntimeError):
@@ -81,6 +81,8 @@ def minify(
         culprit = bisect_fuel(start, wanted, trials)
         tell(f"it comes with {culprit}" if culprit else "it is there without any optimisation")
         best = _smallest(start, wanted, culprit, trials, folder, tell)
+        if not trials(best).is_like(wanted):  # it would have come to an end after all: all get their time then
+            best = _smallest(start, wanted, culprit, trials, folder, tell, patient=True)
         symptom = trials(best)
         file = folder / "minified.py"
         file.write_text(best.text(_title(symptom, culprit), files=folder))
@@ -151,18 +153,18 @@ def _patience(found: Symptom) -> float | None:
 
 def _smallest(
     start: Reproduction, wanted: Symptom, culprit: Culprit | None, trials: Trials, folder: Path,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None], patient: bool = False,
 ) -> Reproduction:  # fmt: skip
     rule = culprit.rule if culprit is not None and culprit.name else None
 
-    patience = _patience(wanted)
+    patience = None if patient else _patience(wanted)
 
     def shows(candidate: Reproduction) -> bool:
         nonlocal patience
         found = trials(candidate, patience)
         applied = rule is None or any(s.partition(" at ")[0] == rule for s in found.spent)
         if found.is_like(wanted) and applied:
-            patience = _patience(found)
+            patience = None if patient else _patience(found)
             return True
         return False
 

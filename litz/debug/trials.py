@@ -51,19 +51,21 @@ class Trials:
     def __call__(self, reproduction: Reproduction, limit: float | None = None, again: bool = False) -> Symptom:
         """`limit`: less than the usual one, where that is known to be enough. `again`: with other options it will be
         tried again, for which its results in eager are kept."""
-        text = reproduction.text()
-        key = blake2b(f"{source_digest()} {self.limit} {text}".encode(), digest_size=12).hexdigest()
-        if key not in self._known:
+        text, limit = reproduction.text(), min(limit or self.limit, self.limit)
+        key = blake2b(f"{source_digest()} {text}".encode(), digest_size=12).hexdigest()
+        found, given = self._known.get(key, (None, 0.0))
+        if found is None or (found.kind == "hang" and given < limit / 2):  # then it has not had its time
             file = self.folder / "trial.py"
             file.write_text(text)
             known = self._results_of(reproduction) if again else None
-            self._known[key] = self._run(file, known, min(limit or self.limit, self.limit))
+            found = self._run(file, known, limit)
+            self._known[key] = found, limit
             self.run += 1
             with open(self._ledger, "a") as ledger:
-                ledger.write(json.dumps([key, asdict(self._known[key])]) + "\n")
-        return self._known[key]
+                ledger.write(json.dumps([key, limit, asdict(found)]) + "\n")
+        return found
 
-    def _read(self) -> Iterator[tuple[str, Symptom]]:
+    def _read(self) -> Iterator[tuple[str, tuple[Symptom, float]]]:
         if not self._ledger.exists():
             return
         text = self._ledger.read_text()
@@ -71,8 +73,11 @@ class Trials:
             text = text[: text.rfind("\n") + 1]
             self._ledger.write_text(text)
         for line in text.splitlines():
-            key, found = json.loads(line)
-            yield key, Symptom(**{**found, "spent": tuple(found["spent"])})
+            row = json.loads(line)
+            if len(row) != 3:
+                continue  # by another version
+            key, limit, found = row
+            yield key, (Symptom(**{**found, "spent": tuple(found["spent"])}), limit)
 
     def _results_of(self, reproduction: Reproduction) -> Path:
         text = replace(reproduction, options={}).text()
