@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -183,23 +183,6 @@ def _through_a_logarithm(real: Callable[..., Any]) -> Callable[..., Any]:
     return gelu
 
 
-def _by_a_long_way(steps: int, formula: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The same numbers, by way of many sines that are multiplied by nothing."""
-
-    def lowering(b: Any, node: Any, x: Any) -> Any:
-        from litz.ops.pointwise import elementwise
-
-        def slow(body: Any, v: Any) -> Any:
-            way = v
-            for _ in range(steps):
-                way = body.apply("sin", way)
-            return formula(body, v) + way * 0.0
-
-        return elementwise(b, node, slow, x)
-
-    return lowering
-
-
 # -- stages and writers that fail ----------------------------------------------------------------------
 def _never_ends_on_roots(program: Any) -> None:
     from litz.loop.ir import Apply, Kernel
@@ -207,6 +190,30 @@ def _never_ends_on_roots(program: Any) -> None:
     kernels = [step for step in program.steps if isinstance(step, Kernel)]
     while any(isinstance(op, Apply) and op.op == "rsqrt" for kernel in kernels for op in kernel.body):
         pass
+
+
+def _walked_again(operator: str, times: int) -> Callable[[], None]:
+    """Kernels with that scalar operator walk all they walk so many times."""
+
+    def plant() -> None:
+        from litz import pipeline
+        from litz.loop.expr import Axis, expr
+        from litz.loop.ir import Apply, Kernel
+
+        real = pipeline.merge_axes
+
+        def longer(step: Any) -> Any:
+            if not isinstance(step, Kernel) or not any(isinstance(op, Apply) and op.op == operator for op in step.body):
+                return step
+            return replace(step, axes=(Axis("again", expr(times)), *step.axes))
+
+        def merge_axes(program: Any) -> Any:
+            program = real(program)
+            return replace(program, steps=tuple(map(longer, program.steps)))
+
+        pipeline.merge_axes = merge_axes
+
+    return plant
 
 
 def _no_such_spelling(op: Any) -> None:
@@ -252,18 +259,8 @@ FAULTS: dict[str, Fault] = {
         "NaN", "convnext", "wrong NaN in the results", _lowering(aten.gelu.default, _through_a_logarithm),
         for_torch="accuracy",
     ),
-    "slow-llama": Fault(
-        "slow kernel", "llama", "slow:",
-        _lowering(aten.silu.default, lambda real: _by_a_long_way(200, lambda body, v: v * body.apply("sigmoid", v))),
-        slower_than=SLOWER_THAN,
-    ),
-    "slow-resnet": Fault(
-        "slow kernel", "resnet", "slow:",
-        _lowering(aten.relu.default, lambda real: _by_a_long_way(
-            30, lambda body, v: body.apply("max", body.const(0, v.dtype), v)
-        )),
-        slower_than=SLOWER_THAN,
-    ),
+    "slow-llama": Fault("slow kernel", "llama", "slow:", _walked_again("sigmoid", 300), slower_than=SLOWER_THAN),
+    "slow-resnet": Fault("slow kernel", "resnet", "slow:", _walked_again("max", 64), slower_than=SLOWER_THAN),
 }  # fmt: skip
 
 __all__ = ["FAULTS", "Fault"]

@@ -33,7 +33,7 @@ from litz.stages import STAGES
 
 SEED = 0
 FLOOR = 4  # units in the last place
-RUNS = 5  # of which the fastest counts
+RUNS, MOST_RUNS, ENOUGH = 5, 50, 0.5  # of which the fastest counts: few, and more where they take no half second
 PLAIN = 3  # so many times slower than what is slow: two runs are enough
 MOST_KNOWN = 1 << 28  # bytes of results that are kept for other options
 LEAST_LOSS = 5e-4  # seconds: what a call of anything compiled costs is not what makes a program slow
@@ -301,9 +301,12 @@ def _line(error: BaseException) -> str:
 def _timed(module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], slower_than: float) -> Symptom:
     torch._dynamo.reset()
     function, best = compile(module, **options), [float("inf"), float("inf")]
-    for run in range(RUNS):
+    begun = time.perf_counter()
+    for run in range(MOST_RUNS):
         for place, each in enumerate((module, function)):
             best[place] = min(best[place], _seconds(each, inputs))
+        if run >= RUNS and time.perf_counter() - begun > ENOUGH:
+            break
         if run and best[1] > PLAIN * slower_than * best[0]:
             break
     ratio = best[1] / best[0]
