@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch.utils import _pytree as pytree
 
 import litz
@@ -47,7 +48,9 @@ def explain(
     gathering, before = Gathering(), counted_breaks()
     compiled = torch.compile(written, backend=_own_backend(options))
     step = _step(compiled, args, kwargs, after)
-    with watching(gathering), _gradients_kept(written):
+    # Dynamo counts what other backends have compiled of a function among its limit: so many pages would be the last.
+    unlimited = torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)
+    with watching(gathering), _gradients_kept(written), unlimited:
         first = _seconds(step)
         times = [_seconds(step)]
         while sum(times) + times[0] < _MOST_SECONDS * first and len(times) < 10:
@@ -81,7 +84,7 @@ def explained(
 
 def refuse_nothing(explanation: Explanation) -> None:
     """There is no program to be explained: say why."""
-    if any(piece.stages for piece in explanation.pieces):
+    if any(piece.stages and piece.left_to_eager is None for piece in explanation.pieces):
         return
     why = [f"{piece.source or 'a graph'}: {piece.left_to_eager}" for piece in explanation.pieces if piece.left_to_eager]
     why += [f"{one.source or 'a graph break'}: {one.why.splitlines()[0]}" for one in explanation.breaks]

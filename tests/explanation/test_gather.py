@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,3 +136,28 @@ def test_a_budget_is_seen_among_what_others_would_cost() -> None:
     assert len(others) > 2 and [c.bytes for c in others] == sorted((c.bytes for c in others), reverse=True)
     lost = [choice.again or 0.0 for choice in others]
     assert lost == sorted(lost)  # less memory never costs less time
+
+
+def test_one_more_page_can_always_be_made() -> None:
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with torch._dynamo.config.patch(recompile_limit=1), torch.no_grad():
+        for _ in range(3):
+            assert only(litz.explain(model, x, path=None)).steps
+
+
+def test_the_cache_is_asked_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LITZ_CACHE", "1")
+    monkeypatch.setenv("LITZ_CACHE_DIR", str(tmp_path))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    x = torch.randn(64)
+    first = only(litz.explain(function, x, path=None))
+    assert first.cache == ("not in the cache, nor anything like it",)
+    torch.compile(function, backend="litz")(x)
+    kept = sorted(path for path in tmp_path.rglob("*.litz") if "kernel" not in path.parts)
+    assert only(litz.explain(function, x, path=None)).cache == ("in the cache; compiled all the same, to be looked at",)
+    (miss,) = only(litz.explain(function, x, path=None, options={"fuel": 7})).cache
+    assert "of the nearest that is, another option.fuel: None -> 7" in miss
+    assert sorted(path for path in tmp_path.rglob("*.litz") if "kernel" not in path.parts) == kept
