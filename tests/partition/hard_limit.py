@@ -24,7 +24,7 @@ from litz.runtime.arena import ARENA
 from tests.debug.test_pareto import Stack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROWS, LAYERS, STEPS = 32768, 5, 3
+ROWS, LAYERS, STEPS = 49152, 3, 2
 # As much of the heap as can be goes back at once.
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "16384"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.partition.hard_limit import trained, trained_under
 
-LIMIT = 60 << 20  # eager takes 111 MiB, and so does inductor; Litz 85 without a bound
+LIMIT = 75 << 20  # eager takes 106 MiB, and so does inductor; Litz 90 without a bound
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS, and what the process has mapped")
 
