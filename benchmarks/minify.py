@@ -59,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in [] if options.report else options.only.split(","):
         with _folder() as folder:
             if name == "training":
-                results["training"] = found = _bisected(folder)
+                results["training"] = found = _from_here(_bisected(folder))
             else:
-                found = _measured(name, folder, not options.without_torch)
+                found = _from_here(_measured(name, folder, not options.without_torch))
                 results.setdefault("faults", {})[name] = found
         print(f"{name}: {json.dumps(found)}", file=sys.stderr, flush=True)
         results["bars"] = [vars(bar) for bar in bars(results)]
@@ -76,6 +76,11 @@ def _measured(name: str, folder: Path, torch: bool) -> Results:
     if torch and FAULTS[name].for_torch is not None and "seconds" in found["litz"]:
         found["torch"] = _by_torch(name, folder, PATIENCE * found["litz"]["seconds"])
     return found
+
+
+def _from_here(found: Results) -> Results:
+    """With paths as they are in the repository."""
+    return json.loads(json.dumps(found).replace(f"{ROOT}/", ""))
 
 
 @contextmanager
