@@ -22,7 +22,7 @@ from benchmarks.models import build
 from benchmarks.process import describe
 from benchmarks.training_step import model_in_training
 
-LIMIT = 15.0  # seconds of work after which a run has no end
+LIMIT, LIMIT_OF_SLOW = 15.0, 60.0  # seconds of work after which a run has no end
 LAYERS = 2  # of each kind that stay: what is searched would be no other with more of them, only longer
 _LAYERS = {
     "bert": ("encoder.layer",),
@@ -53,7 +53,8 @@ def save(name: str, folder: str, how: str = "inference") -> dict[str, Any]:
 def minify(graph: str, slower_than: str | None = None) -> dict[str, Any]:
     from litz.debug.minify import minify
 
-    found = minify(graph, limit=LIMIT, slower_than=None if slower_than is None else float(slower_than))
+    limit = LIMIT if slower_than is None else LIMIT_OF_SLOW
+    found = minify(graph, limit=limit, slower_than=None if slower_than is None else float(slower_than))
     nodes = len(found.reproduction.graph.nodes)
     return {
         "file": str(found.file), "told": str(found.symptom), "calls": found.reproduction.calls, "nodes": nodes,

@@ -259,7 +259,7 @@ FAULTS: dict[str, Fault] = {
         "NaN", "convnext", "wrong NaN in the results", _lowering(aten.gelu.default, _through_a_logarithm),
         for_torch="accuracy",
     ),
-    "slow-llama": Fault("slow kernel", "llama", "slow:", _walked_again("sigmoid", 300), slower_than=SLOWER_THAN),
+    "slow-llama": Fault("slow kernel", "llama", "slow:", _walked_again("sigmoid", 30), slower_than=SLOWER_THAN),
     "slow-resnet": Fault("slow kernel", "resnet", "slow:", _walked_again("max", 64), slower_than=SLOWER_THAN),
 }  # fmt: skip
 
