@@ -258,11 +258,11 @@ FAULTS: dict[str, Fault] = {
         for_torch="accuracy",
     ),
     "slow-llama": Fault(
-        "slow kernel", "llama", "slow:", _called_again(aten.silu.default, 150, "slow_silu"), rule="slow_silu",
+        "slow kernel", "llama", "slow:", _called_again(aten.silu.default, 4000, "slow_silu"), rule="slow_silu",
         slower_than=SLOWER_THAN,
     ),
     "slow-resnet": Fault(
-        "slow kernel", "resnet", "slow:", _called_again(aten.relu.default, 50, "slow_relu"), rule="slow_relu",
+        "slow kernel", "resnet", "slow:", _called_again(aten.relu.default, 200, "slow_relu"), rule="slow_relu",
         slower_than=SLOWER_THAN,
     ),
 }  # fmt: skip
