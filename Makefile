@@ -26,6 +26,7 @@
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
 # make bench-named   ResNet-50 under torch.profiler: the part of a step that is in named events, and what that costs while no profiler is on
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
+# make bench-inference   inference in bfloat16 and float32, frozen and not, against eager and inductor; INFERENCE="--threads 1" counts the processor's time
 # make bench-minify   twelve faults planted in Litz, each in a real model, made small by litz minify and by torch's minifier; MINIFY="--only nan-llama --without-torch" for a part
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
@@ -39,7 +40,7 @@ READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-inference bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -69,6 +70,9 @@ bench: setup
 
 bench-pareto: setup
 	$(BIN)/python -m benchmarks.pareto $(PARETO)
+
+bench-inference: setup
+	$(BIN)/python -m benchmarks.inference $(INFERENCE)
 
 bench-memory: setup
 	$(BIN)/python -m benchmarks.memory $(MEMORY)

@@ -127,7 +127,8 @@ def _prepare(contender: str, module: torch.nn.Module, kwargs: dict[str, Any]) ->
     if contender == "inductor":
         compiled = torch.compile(module, backend="inductor")
         return compiled, _inductor_launches(compiled, kwargs)
-    compiled = torch.compile(module, backend=litz_backend())
+    options = {"freeze": True} if contender == "litz frozen" else {}
+    compiled = torch.compile(module, backend=litz_backend(), **({"options": options} if options else {}))
     compiled(**kwargs)
     return compiled, _litz_launches()
 

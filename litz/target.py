@@ -8,10 +8,11 @@ on a wider machine: `LITZ_ISA=avx2` describes the same CPU with its wider featur
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -66,10 +67,18 @@ class Target:
     def has(self, feature: str) -> bool:
         return f"+{feature}" in self.features.split(",")
 
+    def has_all(self, features: Iterable[str]) -> bool:
+        return all(map(self.has, features))
+
     @property
     def features_needed(self) -> frozenset[str]:
         """What a processor must have to run code for this one."""
         return frozenset(feature[1:] for feature in self.features.split(",") if feature.startswith("+"))
+
+    @property
+    def without_tiles(self) -> Target:
+        """The same, for processes that nobody has asked permission for to use registers that are tiles."""
+        return replace(self, features=_without(self.features, ("amx",)))
 
     @property
     def host(self) -> Target:
@@ -328,6 +337,8 @@ def _machine(wanted_isa: str) -> Target:
     refuse_system(platform.system())
     arch = architecture(platform.machine(), sys.maxsize > 2**32)
     cpu, features = _host_cpu()
+    if not tiles_are_permitted(features):
+        features = _without(features, ("amx",))
     isa = _choose_isa(arch, features, wanted_isa)
     return Target(
         arch=arch,
@@ -376,6 +387,17 @@ def _host_cpu() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
+# Linux keeps registers that are tiles from a process until it asks for them: the call, what is asked, and of what.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def tiles_are_permitted(features: str) -> bool:
+    """Whether this process may use registers that are tiles, asked once for all its threads."""
+    if "+amx-tile" not in features.split(",") or sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
 def _choose_isa(arch: str, features: str, wanted: str) -> str:
     present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     available = [isa for isa, needs in _LEVELS[arch] if present.issuperset(needs)]
@@ -396,6 +418,10 @@ def _restrict(features: str, isa: str) -> str:
         banned += ("avx512", "avx10", "amx", "evex512")
     if isa == "sse2":
         banned += ("avx", "fma", "f16c", "vaes", "vpclmulqdq", "xop")
+    return _without(features, banned)
+
+
+def _without(features: str, banned: tuple[str, ...]) -> str:
     if not banned:
         return features
     return ",".join(f"-{item[1:]}" if item[1:].startswith(banned) else item for item in features.split(","))

@@ -198,7 +198,8 @@ def _told_by_arguments(fakes: Sequence[Any]) -> None:
 def _targets(options: Options, device: torch.device) -> list[Machine]:
     """This processor, or the instruction sets that were asked for, the widest first; on a GPU, each as what starts its
     kernels."""
-    levels = portable(options.cpu_levels, options.threads) if options.cpu_levels else [detect(options.threads)]
+    here = detect(options.threads).without_tiles
+    levels = portable(options.cpu_levels, options.threads) if options.cpu_levels else [here]
     if device.type == "cpu":
         return [*levels]
     gpu = detect_gpu(device.index, options.threads)

@@ -1,7 +1,8 @@
 """Recognise a matrix product in a kernel's body: one `sum(a * b)` where each factor has axes of its own.
 
 In: a `Kernel`. Out: its `Contraction`, or None. Convolutions are products too: their reduced axes run
-over the window and the channels, and the factor that is the image may be masked at its edges.
+over the window and the channels, and the factor that is the image may be masked at its edges. Factors of 16 bits are
+made float32 before they are multiplied: their product is exact then, and the sum one of float32.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from litz.loop.expr import Axis
-from litz.loop.ir import Apply, Kernel, Load, Reduce, Store, operands
+from litz.loop.ir import Apply, Definition, Kernel, Load, Reduce, Store, operands
+
+_HALVES = ("bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Contraction:
     product: Apply
     left: Load  # varies over rows
     right: Load  # varies over columns
+    factors: tuple[Definition, Definition]  # what is multiplied: the loads, or what they are as float32
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
@@ -28,15 +32,15 @@ def contraction(kernel: Kernel) -> Contraction | None:
     reduces = [op for op in kernel.body if isinstance(op, Reduce)]
     if len(reduces) != 1 or reduces[0].kind != "sum" or reduces[0].dtype != "f32":
         return None
-    values = {op.name: op for op in kernel.body if hasattr(op, "name")}
+    values: dict[str, Definition] = {op.name: op for op in kernel.body if not isinstance(op, Store)}
     product = values[reduces[0].value]
     if not isinstance(product, Apply) or product.op != "mul":
         return None
-    found = [values[a] for a in product.args]
-    factors = [f for f in found if isinstance(f, Load) and f.dtype == "f32"]
-    if len(factors) != 2 or _walks_again(kernel, product, values):
+    multiplied = [values[a] for a in product.args]
+    loads = [load for f in multiplied if (load := _read_by(f, values)) is not None]
+    if len(loads) != 2 or _walks_again(kernel, product, values):
         return None
-    own = [_axes_of(f, values) for f in factors]
+    own = [_axes_of(f, values) for f in loads]
     parallel = set(kernel.axes)
     batch = own[0] & own[1] & parallel
     sides = [(own[i] & parallel) - batch for i in (0, 1)]
@@ -44,20 +48,30 @@ def contraction(kernel: Kernel) -> Contraction | None:
         return None
     contiguous = _unit_axis(kernel)
     right = 0 if contiguous in sides[0] else 1
-    if factors[right].mask is not None and factors[1 - right].mask is None:
+    if loads[right].mask is not None and loads[1 - right].mask is None:
         right = 1 - right
     if len(sides[right]) > 1 and len(sides[1 - right]) == 1:
         right = 1 - right  # columns are counted along one axis
-    if len(sides[right]) > 1 or factors[right].mask is not None:
+    if len(sides[right]) > 1 or loads[right].mask is not None:
         return None
 
     def ordered(axes: set[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in kernel.axes if a in axes)
 
     return Contraction(
-        reduces[0], product, factors[1 - right], factors[right],
+        reduces[0], product, loads[1 - right], loads[right], (multiplied[1 - right], multiplied[right]),
         ordered(batch), ordered(sides[1 - right]), ordered(sides[right]),
     )  # fmt: skip
+
+
+def _read_by(factor: Definition, values: dict) -> Load | None:
+    """The load that a factor is, or is the float32 of."""
+    if isinstance(factor, Load) and factor.dtype == "f32":
+        return factor
+    if not isinstance(factor, Apply) or factor.op != "cast":
+        return None
+    read = values[factor.args[0]]
+    return read if isinstance(read, Load) and read.dtype in _HALVES else None
 
 
 def _walks_again(kernel: Kernel, product: Apply, values: dict) -> bool:

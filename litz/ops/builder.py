@@ -304,16 +304,16 @@ class Builder:
         self.constant_names.append(name)
         return self.allocate(fake, "input", name)
 
-    def packed(self, matrix: View, lanes: int) -> tuple[Panels, str] | None:
-        """A matrix of lines by steps by columns in panels, and the buffer that holds it so; None where it is no
-        constant whose value comes with the call."""
+    def packed(self, matrix: View, lanes: int, group: int) -> tuple[Panels, str] | None:
+        """A matrix of lines by steps by columns in panels, for vectors of so many words of so many steps, and the
+        buffer that holds it so; None where it is no constant whose value comes with the call."""
         if matrix.buffer not in self.constant_names:
             return None
         held = self.constants[self.constant_names.index(matrix.buffer)]
         if not isinstance(held, Held):
             return None
         *lines, steps, columns = (size.int for size in matrix.sizes)
-        found = panels(prod(lines), steps, columns, lanes)
+        found = panels(prod(lines), steps, columns, lanes, group)
         sizes, strides = (tuple(e.int for e in part) for part in (matrix.sizes, matrix.strides))
         packed = InPanels(held.number, sizes, strides, matrix.offset.int, found)
         if packed in self.constants:

@@ -117,7 +117,7 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     *rows, start = window.at(place, (*k, ZERO))
     seen = (*rows, start * channels + along)
     image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
-    total = over(space, body, "sum", image * _tap(b, body, taps, k, along, o))
+    total = over(space, body, "sum", matmul.wide(body, image) * matmul.wide(body, _tap(b, body, taps, k, along, o)))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
@@ -154,7 +154,7 @@ def _dense(
         k = window.walk(space, place, x.sizes[2:])
     seen = window.load(body, x, (n, c), place, k)
     factor = _weight(b, body, x, weight, o, c, k) if packs else body.load(weight, (o, c, *k))
-    total = over(space, body, "sum", seen * factor)
+    total = over(space, body, "sum", matmul.wide(body, seen) * matmul.wide(body, factor))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
@@ -201,7 +201,7 @@ def _depthwise(b: Builder, node: fx.Node, x: View, weight: View, bias: View | No
 def _emit(b: Builder, space: Space, body: Body, out: View, point: Point, total: Val, bias: View | None) -> View:
     """The kernel that stores the window's sum, and the channel's bias with it."""
     if bias is not None:
-        total = total + body.load(bias, (point[1],))
+        total = total + matmul.wide(body, body.load(bias, (point[1],)))
     body.store(out, point, total)
     b.emit(space, body)
     return out

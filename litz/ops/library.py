@@ -14,7 +14,7 @@ from litz.ops.registry import LOWERINGS, lowers
 aten = torch.ops.aten
 
 _NAMES = (
-    "_scaled_dot_product_flash_attention_for_cpu", "sort", "topk", "kthvalue", "median", "mode", "_fft_c2c", "_fft_r2c",
+    "sort", "topk", "kthvalue", "median", "mode", "_fft_c2c", "_fft_r2c",
     "_fft_c2r", "_linalg_det", "_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_lu_factor_ex", "linalg_inv_ex",
     "linalg_cholesky_ex", "linalg_solve_triangular", "_linalg_solve_ex", "triangular_solve", "cholesky",
     "cholesky_inverse", "cholesky_solve", "lu_unpack", "geqrf", "ormqr", "linalg_eig", "linalg_householder_product",

@@ -27,6 +27,7 @@ from litz.loop.text import program_exprs
 from litz.ops import (  # noqa: F401  (each registers its rows)
     activation,
     activation_backward,
+    attention,
     bag,
     compare,
     conv,

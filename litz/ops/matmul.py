@@ -11,6 +11,7 @@ from torch import fx
 from litz.loop.dtype import compute_type, is_float
 from litz.loop.expr import ONE, ZERO, Expr, expr
 from litz.loop.ir import View
+from litz.loop.multiply import WORD, multiply_for
 from litz.ops.builder import Body, Builder, Space, Val, broadcast
 from litz.ops.norm import over
 from litz.ops.registry import lowers
@@ -19,6 +20,7 @@ aten = torch.ops.aten
 
 # Below this many multiplications packing is not paid back; fewer rows than a tile leave it half empty.
 _LEAST_WORK = 1 << 20
+_TYPES = ("f32", "bf16", "f16")
 _LEAST_ROWS = 12
 _LEAST_COLUMNS = 16
 _FEW_ROWS = 12  # a tile of them reads the columns once
@@ -30,17 +32,26 @@ def _is_generated(b: Builder) -> bool:
 
 def pays(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
     """Whether the generated product is expected to beat the library's for this shape."""
-    choice = b.ctx.options.matmul
-    if choice == "library" or dtype != "f32" or not _is_generated(b):
+    if not _may_be_generated(b, dtype, rows, columns, depth):
+        return False
+    m, n, k = rows.hint, columns.int, depth.int
+    is_large = m >= _LEAST_ROWS and n >= _LEAST_COLUMNS and m * n * k >= _LEAST_WORK
+    return is_large or b.ctx.options.matmul == "generate"
+
+
+def pays_in_batch(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
+    """The same of each of many, between which nothing is started."""
+    if not _may_be_generated(b, dtype, rows, columns, depth):
+        return False
+    return (rows.hint >= _LEAST_ROWS and columns.int >= _LEAST_COLUMNS) or b.ctx.options.matmul == "generate"
+
+
+def _may_be_generated(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
+    if b.ctx.options.matmul == "library" or dtype not in _TYPES or not _is_generated(b):
         return False
     if not (columns.is_int and depth.is_int):
         return False  # the panels of columns are laid out when the program is built
-    m, n, k = rows.hint, columns.int, depth.int
-    if min(m, n, k) == 0:
-        return False
-    if choice == "generate":
-        return True
-    return m >= _LEAST_ROWS and n >= _LEAST_COLUMNS and m * n * k >= _LEAST_WORK
+    return min(rows.hint, columns.int, depth.int) > 0
 
 
 def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
@@ -55,22 +66,34 @@ def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> 
 def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None) -> View:
     """`x @ y` over the last two dimensions, batch dimensions alike; `finish(body, point, sum)` may go on from there."""
     out = b.allocate(fake)
+    product_into(b, out, x, y, finish)
+    return out
+
+
+def product_into(b: Builder, out: View, x: View, y: View, finish: Any = None) -> None:
     space, body = Space(), Body()
     point = space.over(out.sizes, out.strides)
     k = space.reduce_over(x.sizes[-1])
     *batch, m, n = point
-    packed = None if batch else packed_columns(b, body, y, k, n)
+    packed = None if batch or m is ZERO else packed_columns(b, body, y, k, n)  # one row is no product of panels
     column = body.load(y, (*batch, k, n)) if packed is None else packed
-    total = over(space, body, "sum", body.load(x, (*batch, m, k)) * column)
+    total = over(space, body, "sum", wide(body, body.load(x, (*batch, m, k))) * wide(body, column))
     body.store(out, point, total if finish is None else finish(body, point, total))
     b.emit(space, body)
-    return out
+
+
+def wide(body: Body, value: Val) -> Val:
+    """As products are computed: halves are made float32, and rounded once, when all is added up."""
+    return body.cast(value, compute_type(value.dtype))
 
 
 def packed_columns(b: Builder, body: Body, y: View, step: Expr, column: Expr, line: Expr = ZERO) -> Val | None:
     """An element of a matrix (or of lines of one) of frozen columns, read where the micro-kernel has it: packed when
     the program's constants are made, and not at each call. None where the columns are not frozen."""
-    found = b.packed(y, b.ctx.target.lanes(4))
+    multiply = multiply_for(b.ctx.target, y.dtype, y.dtype)
+    if multiply.factors != y.dtype:
+        return None  # what is made float32 to be multiplied is not kept twice as large
+    found = b.packed(y, b.ctx.target.lanes(WORD), multiply.group)
     if found is None:
         return None
     panels, name = found
@@ -94,7 +117,7 @@ def addmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float =
         total = total if alpha == 1 else total * alpha
         if beta == 0:
             return total
-        added = body.load(bias, broadcast(bias, point))
+        added = wide(body, body.load(bias, broadcast(bias, point)))
         return total + (added if beta == 1 else added * beta)
 
     return product(b, node.meta["val"], x, y, finish)

@@ -16,9 +16,10 @@ def in_panels(constant: torch.Tensor, how: InPanels) -> torch.Tensor:
     with apart_from_caller():
         matrix = constant.as_strided(how.sizes, how.strides, constant.storage_offset() + how.offset)
         lines = matrix.reshape(panels.lines, panels.inner, panels.columns)
-        room = lines.new_zeros(panels.lines, panels.padded, panels.count * panels.width)
+        room = lines.new_zeros(panels.lines, panels.padded * panels.group, panels.count * panels.width)
         room[:, : panels.inner, : panels.columns] = lines
-        return room.reshape(panels.depth, panels.count, panels.width).transpose(0, 1).reshape(-1)
+        words = room.reshape(panels.depth, panels.group, panels.count, panels.width)
+        return words.permute(2, 0, 3, 1).reshape(-1)
 
 
 __all__ = ["in_panels"]

@@ -16,6 +16,7 @@ from litz.codegen.llvm.rendered import Rendered
 from litz.codegen.llvm.team import PARALLEL_WORK, call_text, declare_kernel, start_team, threads_for, write_team_body
 from litz.codegen.llvm.tiling import tiling
 from litz.codegen.llvm.writer import Dialect, Module
+from litz.codegen.product import Tile, cycles, packed_panels, plan_product
 from litz.codegen.rows import work_of
 from litz.loop.contraction import contraction
 from litz.loop.flat import elements, flat_form
@@ -45,7 +46,7 @@ class CpuKernels:
         self.named: dict[str, Named] = {}  # by the names of their functions
         self.functions: dict[str, str] = {}  # step -> its function
         self._modules: dict[str, None] = {}
-        self.tiles: dict[microkernel.Tile, None] = {}
+        self.tiles: dict[Tile, None] = {}
         self.launches = 0
         self._workspace = 0  # bytes a thread
         self._parts: set[str] = set()  # those that stand in batches
@@ -119,13 +120,14 @@ class CpuKernels:
         around = (buffers, self.target, module, UNNAMED, self.sizes)
         product = contraction(kernel)
         tile = None if flat else tiling(kernel, self.target)
-        if product is not None and contract.packed_panels(product, kernel, self.target) is not None:
+        if product is not None and packed_panels(product, kernel, self.target) is not None:
             tile = None  # it lies as only the micro-kernel reads it
-        packed = math.inf if product is None else contract.cycles(product, kernel, self.target)
+        packed = math.inf if product is None else cycles(product, kernel, self.target)
         if tile is not None and tile.cycles < packed:
             rendered = tiles.render(kernel, tile, *around)
         elif product is not None:
-            rendered, called = contract.render(kernel, product, *around)
+            plan = plan_product(product, kernel, self.target)
+            rendered, called = contract.render(kernel, product, plan, buffers, module, UNNAMED, self.sizes)
             for used in called:
                 if used not in self.tiles:
                     self.tiles[used] = None

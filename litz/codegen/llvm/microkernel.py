@@ -1,45 +1,25 @@
 """The matrix product's inner loop: a tile of accumulators held in registers.
 
 `NAME(a, b, depth, run, c, more)`: `a` is a packed tile of rows, `b` a packed panel of columns, `c` receives the
-tile, or has it added when `more` is true. Every `run` steps the accumulators are added to `c` and start
-again from zero, which keeps rounding errors from piling up. Both are packed in chunks of as many steps of
+tile, or has it added when `more` is true. Every `run` words the accumulators are added to `c` and start
+again from zero, which keeps rounding errors from piling up. Both are packed in chunks of as many words of
 the depth as a vector has lanes: a row's chunk is one vector, so packing rows is plain copying, and every
 address in the loop is the pointer plus a constant; a run is a whole number of chunks. What is left of a
-depth that is no whole number of chunks is taken a step at a time.
+depth that is no whole number of chunks is taken a word at a time.
+
+A word is what one lane multiplies at once: a float32, or a pair of bfloat16 (`loop/multiply.py`); until then it is
+moved about as if it were a float32. Instructions on tiles have a loop of their own (`tile_registers.py`).
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from litz.codegen.llvm import tile_registers
+from litz.codegen.product import Tile
 from litz.loop.panels import PANEL_VECTORS
-from litz.target import Target
 
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows by columns that one call computes."""
-
-    rows: int
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return PANEL_VECTORS * self.lanes
-
-    @property
-    def name(self) -> str:
-        return f"litz_tile_{self.rows}x{self.columns}"
-
-
-def tiles(target: Target) -> tuple[Tile, ...]:
-    """The tiles to choose from, tallest first: as many accumulators as registers allow, then shorter ones."""
-    lanes = target.vector_bytes // 4
-    tallest = (target.vector_registers - PANEL_VECTORS - 1) // PANEL_VECTORS
-    heights = [tallest, 8, 4] if tallest > 8 else [tallest, 3]
-    return tuple(Tile(rows, lanes) for rows in heights)
+_DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
 
 
 def declaration(tile: Tile) -> str:
@@ -48,6 +28,8 @@ def declaration(tile: Tile) -> str:
 
 def text(tile: Tile) -> str:
     """The function, as a module of its own."""
+    if tile.multiply.on_tiles:
+        return tile_registers.text(tile)
     vector = f"<{tile.lanes} x float>"
     tiles = [(row, v) for row in range(tile.rows) for v in range(PANEL_VECTORS)]
     parameters = "ptr noalias %a, ptr noalias %b, i64 %depth, i64 %run, ptr noalias %c, i1 %more"
@@ -63,7 +45,7 @@ def text(tile: Tile) -> str:
         "done:",
         "  ret void",
         "}",
-        f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})",
+        _declaration_of_instruction(tile, vector),
         "",
     ]
     return "\n".join(lines)
@@ -175,14 +157,42 @@ def _multiply(
     lines = []
     for v in range(PANEL_VECTORS):
         lines.append(f"  %b.{tag}{v} = load {vector}, ptr %pb.{tag}{v}, align {4 * lanes}")
+        lines += _as_factor(tile, vector, f"%b.{tag}{v}")
     for row in range(tile.rows):
         one, wide = f"%a.{tag}{row}", f"%w.{tag}{row}"
         lines += [
             f"  {one} = load float, ptr %pa.{tag}{row}, align 4",
             f"  {wide}.0 = insertelement {vector} poison, float {one}, i32 0",
             f"  {wide} = shufflevector {vector} {wide}.0, {vector} poison, <{lanes} x i32> zeroinitializer",
+            *_as_factor(tile, vector, wide),
         ]
         for v in range(PANEL_VECTORS):
-            factors = f"{vector} {wide}, {vector} %b.{tag}{v}, {vector} {running[row, v]}"
-            lines.append(f"  {totals[row, v]} = call {vector} @llvm.fma.v{lanes}f32({factors})")
+            added = _multiply_add(tile, vector, running[row, v], wide, f"%b.{tag}{v}")
+            lines.append(f"  {totals[row, v]} = {added}")
     return lines
+
+
+# -- the instruction ------------------------------------------------------------------------------
+def _pairs(tile: Tile) -> str:
+    return f"<{2 * tile.lanes} x bfloat>"
+
+
+def _as_factor(tile: Tile, vector: str, words: str) -> list[str]:
+    """Words as the numbers they are, under a name of their own."""
+    return [] if tile.multiply.group == 1 else [f"  {words}.n = bitcast {vector} {words} to {_pairs(tile)}"]
+
+
+def _multiply_add(tile: Tile, vector: str, total: str, left: str, right: str) -> str:
+    if tile.multiply.group == 1:
+        return f"call {vector} @llvm.fma.v{tile.lanes}f32({vector} {left}, {vector} {right}, {vector} {total})"
+    pairs = _pairs(tile)
+    return f"call {vector} {_DOT}({vector} {total}, {pairs} {left}.n, {pairs} {right}.n)"
+
+
+def _declaration_of_instruction(tile: Tile, vector: str) -> str:
+    if tile.multiply.group == 1:
+        return f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})"
+    return f"declare {vector} {_DOT}({vector}, {_pairs(tile)}, {_pairs(tile)})"
+
+
+__all__ = ["declaration", "text"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from litz.codegen.llvm.body import Scope
-from litz.codegen.llvm.writer import Writer
+from litz.codegen.llvm.writer import Operand, Writer
 from litz.loop.expr import Axis
 
 
@@ -56,3 +56,21 @@ def transpose(w: Writer, rows: list[str], lanes: int) -> list[str]:
                 )
         rows = turned
     return rows
+
+
+def interleaved(w: Writer, vectors: list[Operand]) -> Operand:
+    """One vector, in which the first lanes of all come first, then their second ones, and so on."""
+    while len(vectors) > 1:
+        half, lanes = len(vectors) // 2, vectors[0].lanes
+        order = ", ".join(f"i32 {i // 2 + (i % 2) * lanes}" for i in range(2 * lanes))
+        vectors = [
+            Operand(
+                w.let(f"shufflevector {a.type} {a.text}, {b.type} {b.text}, <{2 * lanes} x i32> <{order}>"),
+                a.dtype, 2 * lanes,
+            )
+            for a, b in zip(vectors[:half], vectors[half:], strict=True)
+        ]  # fmt: skip
+    return vectors[0]
+
+
+__all__ = ["Nest", "interleaved", "transpose"]
