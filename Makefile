@@ -19,7 +19,7 @@
 # make bench-from-c   ResNet-50 as a shared library, called from C, against the same in Python
 # make bench-operators   operators called one by one, in eager mode, against torch's own kernels
 # make bench-residency   memory after a thousand compiles and a reset
-# make bench-memory   memory of training steps: foretold against measured, over twenty bounds, and under checkpoints; MEMORY="--only bounds" for a part
+# make bench-memory   memory of training steps: foretold against measured, over twenty bounds, and under checkpoints; MEMORY="--only levels" for a part
 # make bench-pareto   training steps at the peaks of PyTorch's activation_memory_budget, and how low Litz goes; PARETO="--layers 4 --tokens 512" for a part
 # make bench-cut   the minimum cut of 50,000 nodes against networkx's, and how it and the whole compile grow; CUT="--without-compile" for a part
 # make bench-gpu   models and kernels on a GPU, against eager and inductor, and the bars; GPU="--only kernels" for a part, GPU="--profile bert:training" for where a step's time goes

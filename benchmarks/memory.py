@@ -1,13 +1,14 @@
 """Memory of training steps: foretold against measured, over bounds, and under checkpoints.
 
-`make bench-memory`, or `python -m benchmarks.memory [--only peaks,bounds,checkpoints] [--models bert,stack]
+`make bench-memory`, or `python -m benchmarks.memory [--only peaks,levels,bounds,checkpoints] [--models bert,stack]
 [--budgets 1,0.5,0] [--bounds 20]`. Counted are all bytes beyond parameters and arguments, as PyTorch's allocator counts
 them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and budget is measured in a
 process of its own.
 
 `peaks`: the report's peak beside the measured one; a row fails where they are more than 5% apart. `bounds`: the stack
 under `memory_budget` in bytes, from the least that can be to what is taken without a bound; it fails where a smaller
-bound has a higher peak or a shorter step, is not kept to, or is foretold wrongly. `checkpoints`: models of transformers
+bound has a higher peak or a shorter step, is not kept to, or is foretold wrongly. `levels`: the same bounds, and what
+would be compiled for them by what is foretold, which takes a minute. `checkpoints`: models of transformers
 after `gradient_checkpointing_enable()`, in eager and compiled, steps taken in turn; it fails where the compiled one
 takes more memory, or more time.
 """
@@ -34,7 +35,7 @@ Step = Callable[[], Any]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="peaks,bounds,checkpoints")
+    parser.add_argument("--only", default="peaks,levels,bounds,checkpoints")
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--budgets", default="1,0.5,0")
     parser.add_argument("--bounds", type=int, default=20)
@@ -42,12 +43,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.one:
         what, *given = options.one
-        print(json.dumps({"peak": measure, "bounds": bounds, "checkpoint": checkpointed}[what](*given)))
+        print(
+            json.dumps({"peak": measure, "levels": levels, "bounds": bounds, "checkpoint": checkpointed}[what](*given))
+        )
         return 0
     models, failed = options.models.split(","), []
     for part in options.only.split(","):
         if part == "peaks":
             failed += _peaks(models, options.budgets.split(","))
+        elif part == "levels":
+            failed += _levels(options.bounds)
         elif part == "bounds":
             failed += _bounds(options.bounds)
         else:
@@ -119,6 +124,58 @@ def _measured(module: Any, step: Step) -> int:
     module.zero_grad(set_to_none=True)
     _return_memory("litz")
     return live_bytes(step)
+
+
+# -- levels ----------------------------------------------------------------------------------------
+def _levels(count: int) -> list[str]:
+    found = _asked("levels", str(count))
+    if "failed" in found:
+        return [f"levels: {found['failed']}"]
+    points = found["points"]
+    rows = [[_mib(p["bound"]), str(p["level"]), _mib(p["peak"]), f"{p['again'] * 1e3:.2f}"] for p in points]
+    print(render(["bound MiB", "level", "foretold MiB", "ms again"], rows))
+    failed = []
+    if [p["peak"] for p in points] != sorted(p["peak"] for p in points):
+        failed.append("the foretold peak is not monotonic")
+    if [p["again"] for p in points] != sorted((p["again"] for p in points), reverse=True):
+        failed.append("the foretold step is not monotonic")
+    return failed
+
+
+def levels(count: str) -> dict[str, Any]:
+    """What would be chosen, by the peaks of all levels."""
+    from dataclasses import replace
+
+    from litz.context import Context
+    from litz.graph.module import copied, graph_module
+    from litz.graph.partition.split import at_level, plan
+    from litz.graph.partition.within_peak import Peak, within_peak
+    from litz.graph.signature import Joint
+    from litz.options import Options
+    from litz.peak_budget import foretell, unheard
+    from litz.pipeline import policy_of, scheduled
+    from litz.target import detect
+
+    joints: list[Joint] = []
+
+    def copy(joint: Joint) -> Joint:
+        return replace(joint, graph=graph_module(joint.graph, copied(joint.graph.graph)))
+
+    _step("stack", {"before": {"split": lambda joint: joints.append(copy(joint))}})[1]()
+    (joint,) = joints
+    ctx = unheard(Context(Options(), detect(THREADS)))
+    policy = policy_of(ctx)
+    found = plan(joint, policy)
+    peaks = [foretell(copy(joint), at_level(found, n, policy), ctx, scheduled).peak.bytes for n in range(found.count)]
+    least, most = min(peaks), peaks[0]
+    points = []
+    for at in range(int(count)):
+        bound = least + (most - least) * at // (int(count) - 1)
+        level, fitting = within_peak(
+            bound, found.count, found.bound, lambda n: Peak(peaks[n]), lambda n: (n, Peak(peaks[n]))
+        )
+        points.append({"bound": bound, "level": level, "peak": fitting.peak.bytes, "again": found.at(level).seconds})
+    return {"points": points}
 
 
 # -- bounds ----------------------------------------------------------------------------------------
