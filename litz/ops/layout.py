@@ -24,6 +24,7 @@ aten = torch.ops.aten
 
 # Not called always, and yet they ask for strides.
 _SEES = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: "called for most types, with rows that must lie together",
     aten._embedding_bag.default: "called for most forms, with a table that must lie in rows",
     aten._embedding_bag_forward_only.default: "called for most forms, with a table that must lie in rows",
     aten.view.dtype: "the same memory read as another type",
