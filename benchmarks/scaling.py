@@ -34,7 +34,6 @@ class Program(NamedTuple):
     inputs: tuple[Any, ...]
 
 
-
 class Family(NamedTuple):
     build: Callable[[int], Program]
     least: int  # n

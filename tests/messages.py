@@ -13,9 +13,7 @@ from typing import Any
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def messages(
-    worker: subprocess.Popen[bytes], limit: float, asleep: float | None = None
-) -> Iterator[dict[str, Any]]:
+def messages(worker: subprocess.Popen[bytes], limit: float, asleep: float | None = None) -> Iterator[dict[str, Any]]:
     """Until it ends, or hangs: says nothing for `limit` seconds of work, or sleeps ten times (or `asleep`) as long.
     The time it works is what counts, not the time that passes: on a busy machine it is only slow."""
     assert worker.stdout is not None

@@ -204,5 +204,4 @@ def graph_module(graph: fx.Graph) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-
 __all__ = ["Unwritable", "graph_module", "modules_of", "path_of", "read_graph", "resolve", "write_graph"]

@@ -74,9 +74,7 @@ def verify(program: Program) -> None:
         if buffer.kind == "input" and buffer.name not in arguments:
             _fail(f"input buffer {buffer.name} is none of the program's inputs", "every input to be bound", buffer.name)
     # Nothing of an empty buffer is ever read, and nothing has to write it.
-    written = {
-        name for name, buffer in program.buffers.items() if buffer.kind in _GIVEN or buffer.size == 0
-    }
+    written = {name for name, buffer in program.buffers.items() if buffer.kind in _GIVEN or buffer.size == 0}
     for step in program.steps:
         if isinstance(step, Kernel):
             _KernelRules(step, program.buffers, written).verify()

@@ -96,5 +96,3 @@ def test_zero_where_the_mask_is_false_has_no_sign() -> None:
     run_function(function, x, y)
     (found,) = compile_function(function, [x, y], [(10, 1)], Context(Options(verify=True), detect()))(x, y)
     assert torch.equal(found.signbit(), function(x, y).signbit())
-
-

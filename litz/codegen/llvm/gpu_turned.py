@@ -78,9 +78,7 @@ class _Turned(GpuFunction):
         tests = [self.w.let(f"icmp slt i64 {place}, {stop[axis]}") for axis, place in places.items()]
         return self.w.when(self.w.let(f"and i1 {tests[0]}, {tests[1]}"))
 
-    def _tile_read(
-        self, lanes: int, at: dict[Axis, str], start: dict[Axis, str], stop: dict[Axis, str] | None
-    ) -> None:
+    def _tile_read(self, lanes: int, at: dict[Axis, str], start: dict[Axis, str], stop: dict[Axis, str] | None) -> None:
         w, plan = self.w, self.plan
         found: list[tuple[Load, Operand, str, str]] = []
         for row, column in self._places(lanes):
