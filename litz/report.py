@@ -280,6 +280,16 @@ class History:
         with self._lock:
             return tuple(self._reports.values())
 
+    def mark(self) -> int:
+        """For `since`. Counting reports would not do: the first of them go when there are many."""
+        with self._lock:
+            return max(self._reports, default=-1)
+
+    def since(self, mark: int) -> tuple[Report, ...]:
+        """Of the compiles that have begun after it."""
+        with self._lock:
+            return tuple(report for compile, report in self._reports.items() if compile > mark)
+
     @property
     def latest(self) -> Report | None:
         with self._lock:

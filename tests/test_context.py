@@ -110,6 +110,12 @@ def test_the_history_keeps_the_latest_in_the_order_of_compiles() -> None:
     again = Report(kernels=30)
     history.keep(3, again)
     assert [report.kernels for report in history.all()] == [2, 30, 4, 5] and history.latest is again
+    mark = history.mark()
+    history.keep(4, Report())  # of a compile that had begun
+    assert history.since(mark) == ()
+    for number in range(6, 9):
+        history.keep(number, Report(kernels=number))
+    assert [report.kernels for report in history.since(mark)] == [6, 7, 8]
     history.clear()
     assert history.latest is None
 

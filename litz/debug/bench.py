@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from litz.errors import CallError
-from litz.report import Report, reports
+from litz.report import HISTORY, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def bench(
     for name in contenders or CONTENDERS:
         run = function if name == EAGER else torch.compile(function, backend=name)
         step = _step(run, args, kwargs, training)
-        before = reports()
+        before = HISTORY.mark()
         start = time.perf_counter()
         try:
             results = step()
@@ -71,7 +71,7 @@ def bench(
             rows[name] = Row(name, failed=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
             continue
         if name == LITZ:
-            _refuse_nothing(script, [report for report in reports() if report not in before])
+            _refuse_nothing(script, HISTORY.since(before))
         expected = results if expected is None else expected
         rows[name] = Row(name, time.perf_counter() - start, apart=_apart(results, expected))
         steps[name] = step

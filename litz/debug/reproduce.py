@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from litz.context import FIRED, SPENT
 from litz.debug.given import copied
 from litz.frontdoor import compile
-from litz.report import reports
+from litz.report import HISTORY
 from litz.stages import STAGES
 
 SEED = 0
@@ -228,7 +228,7 @@ def _compiled(
     hooks = {name: _both(before.get(name), enters(name)) for name in STAGES}
     loaded = _both(after.get("load"), enters(CALL))
     counted = {"fuel": PLENTY, **options, "before": hooks, "after": {**after, "load": loaded}}
-    known, begun = len(reports()), time.perf_counter()
+    known, begun = HISTORY.mark(), time.perf_counter()
     try:
         found = _Run.of(compile(module, **counted), inputs)
     except Exception as error:
@@ -236,7 +236,7 @@ def _compiled(
         return Symptom("exception", type(cause).__name__, stage[0], _line(cause), _spent(known))
     seconds = time.perf_counter() - begun
     entering(JUDGE)
-    left = [r.left_to_eager for r in reports()[known:] if r.left_to_eager is not None]
+    left = [r.left_to_eager for r in HISTORY.since(known) if r.left_to_eager is not None]
     defects = [why for why in left if why.startswith(_DEFECT)]
     if defects:
         symptom = Symptom("exception", "", _DEFECT, defects[0].splitlines()[0])
@@ -256,7 +256,7 @@ def _both(first: Callable[[Any], Any] | None, second: Callable[[Any], Any]) -> C
 def _spent(known: int) -> tuple[str, ...]:
     """Each with where its rule is written, if it is a rule."""
     found = []
-    for report in reports()[known:]:
+    for report in HISTORY.since(known):
         places = {firing.rule: f" ({firing.file}:{firing.line})" for firing in report.firings}
         found += [what + places.get(what.partition(" at ")[0], "") for what in report.spent]
     return tuple(found)

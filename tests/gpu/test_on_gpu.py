@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import litz
+from litz.report import HISTORY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU on this machine")
 
@@ -185,9 +186,9 @@ def test_convolutions_learn(dtype: torch.dtype, layout: torch.memory_format) -> 
         loss.backward()
         return [*(p.grad for p in own.parameters()), own.norm.running_mean, own.norm.running_var]
 
-    earlier = len(litz.reports())
+    earlier = HISTORY.mark()
     exact, eager, found = learned(torch.float64, False), learned(dtype, False), learned(dtype, True)
-    reports = [report for report in litz.reports()[earlier:] if report.built]
+    reports = [report for report in HISTORY.since(earlier) if report.built]
     assert reports and not any(report.fallbacks for report in reports)
     for right, theirs, ours in zip(exact, eager, found, strict=True):
         assert ours.stride() == theirs.stride()
