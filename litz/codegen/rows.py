@@ -141,10 +141,10 @@ def plan_passes(kernel: Kernel, varies: Mapping[str, frozenset[Axis]]) -> tuple[
     reduced = frozenset(kernel.reduced)
     sinks: dict[int, list[Op]] = {}
     before: dict[int, list[Op]] = {}
-    totals: list[Op] = []
+    totals: dict[int, list[Op]] = {}
     for op, stage in zip(kernel.body, pass_of_each(kernel), strict=True):
         if isinstance(op, Store) and op.update == "total":
-            totals.append(op)
+            totals.setdefault(stage, []).append(op)
         elif isinstance(op, Store):
             in_row = any(varies[name] & reduced for name in operands(op)) or bool(op.index.axes() & reduced)
             in_row = in_row or (op.updates and bool(reduced))
@@ -153,9 +153,9 @@ def plan_passes(kernel: Kernel, varies: Mapping[str, frozenset[Axis]]) -> tuple[
             sinks.setdefault(stage, []).append(op)
         elif not varies[op.name] & reduced:
             before.setdefault(stage, []).append(op)
-    walks = max(sinks, default=-1) + 1
+    walks = max((*sinks, *totals), default=-1) + 1
     if totals:  # no reduction waits for them, and in the last pass least is still needed of the row
-        sinks[walks - 1].extend(totals)
+        sinks.setdefault(walks - 1, []).extend(op for stage in sorted(totals) for op in totals[stage])
     return tuple(
         Pass(
             tuple(sorted(before.get(p, ()), key=lambda op: isinstance(op, Store))),
