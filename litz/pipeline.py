@@ -15,6 +15,7 @@ from torch import fx
 from litz.capture.autograd import Absent
 from litz.capture.collector import COLLECTOR
 from litz.capture.joint import trace_joint
+from litz.capture.leave import leave_backward, must_be_raised
 from litz.capture.outputs import known
 from litz.capture.reach import refuse_reads_around_arguments
 from litz.codegen.llvm.build import Building
@@ -117,19 +118,29 @@ def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compi
         forward = compile_graph(graph, ctx, training=True)
     step = _training(joint, parts, forward)
 
+    while_compiling = True
+
     @lru_cache(maxsize=None)
     @COLLECTOR.rests()
     def backward(absent: Absent) -> Artifact:
         graph = without_tangents(parts.backward, parts.taken, absent)
         if by_own:
             return _by_own(graph, ctx, "backward")
-        graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
-        return compile_graph(graph, ctx, "backward", True, step.donated, parts.in_memory)
+        try:
+            graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
+            return compile_graph(graph, ctx, "backward", True, step.donated, parts.in_memory)
+        except Exception as error:
+            if while_compiling or must_be_raised(error, ctx):
+                raise  # as long as the forward has not run, all of the function can be left to eager
+            leave_backward(error, ctx)
+            graph = without_tangents(parts.backward, parts.taken, absent)
+            return _by_function(lambda as_it_is, inputs: as_it_is, graph, ctx, "backward")
 
     if ctx.options.backward == "eager" or joint.signature.sizes:
         # For calls in which every result has a tangent. Where sizes vary it cannot wait: what a stage asks of a size
         # becomes a guard only while Dynamo is still at work.
         backward(())
+    while_compiling = False
     return Compiled(joint.signature, forward, step), backward
 
 
@@ -167,7 +178,11 @@ def _by_own(graph: fx.GraphModule, ctx: Context, part: str = "forward") -> Artif
     """A split graph by the function that the user has given for it; where more is asked of an artefact than to be
     loaded, the option is refused."""
     assert ctx.options.inner_compile is not None
-    program = compile_by_own(ctx.options.inner_compile, graph, part)
+    return _by_function(ctx.options.inner_compile, graph, ctx, part)
+
+
+def _by_function(function: Callable[..., Any], graph: fx.GraphModule, ctx: Context, part: str) -> Artifact:
+    program = compile_by_own(function, graph, part)
     ctx.built.append(program.built)
     ctx.publish()
     return cast(Artifact, program)

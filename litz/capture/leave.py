@@ -38,6 +38,14 @@ def left_to_eager(function: Callable[..., Any], reason: Exception | str, ctx: Co
     return as_written(function)
 
 
+def leave_backward(reason: Exception, ctx: Context) -> None:
+    """The forward has run compiled, and its backward cannot: its graph runs as it is. Word of that."""
+    text, source = _told(reason)
+    ctx.leave(f"the backward: {text}")
+    ctx.publish()
+    warn_once(f"a backward is left to eager: {text}", source or ctx.occasion.source)
+
+
 def _told(reason: Exception | str) -> tuple[str, str | None]:
     if isinstance(reason, CaptureError):
         return str(reason), reason.source
@@ -107,4 +115,4 @@ def _with_floats(graph_module: fx.GraphModule, floats: Mapping[str, float]) -> f
     return fx.GraphModule(graph_module, graph)
 
 
-__all__ = ["PerSize", "left_to_eager", "must_be_raised", "warn_once"]
+__all__ = ["PerSize", "leave_backward", "left_to_eager", "must_be_raised", "warn_once"]
