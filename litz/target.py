@@ -155,6 +155,11 @@ class Target:
         reduction's own elements lie side by side."""
         return 1
 
+    @property
+    def takes_rows_in_turn(self) -> bool:
+        """Whether `row_blocks` has an answer for any."""
+        return False
+
     def row_blocks(self, rows: int, length: int, width: int, sums: int) -> int | None:
         """How many blocks of threads take rows in turn, each adding up so many sums down their columns; None where the
         rows are walked by themselves, and the columns too. `width`: bytes of an element."""
@@ -242,6 +247,10 @@ class GpuTarget:
         else:
             found = min(_THREADS * self.processors * abreast // reductions, length // _LEAST_COLUMN)
         return found if found >= _FEWEST_PARTS else 1
+
+    @property
+    def takes_rows_in_turn(self) -> bool:
+        return True
 
     def row_blocks(self, rows: int, length: int, width: int, sums: int) -> int | None:
         if length < _LEAST_ACCUMULATED or rows < _LEAST_TURNS * self.processors or sums > _MOST_SUMS:

@@ -53,6 +53,8 @@ _NOT_WORTH_IT = Refusal("the target takes such rows one team each")
 
 
 def accumulate(program: Program, ctx: Context) -> Program:
+    if not ctx.target.takes_rows_in_turn:
+        return program
     steps, buffers = list(program.steps), dict(program.buffers)
     at = 0
     while at < len(steps):
