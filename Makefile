@@ -26,7 +26,8 @@
 # make bench-gpu-cold   the first call on a GPU: where its seconds go, and in a second process
 # make bench-named   ResNet-50 under torch.profiler: the part of a step that is in named events, and what that costs while no profiler is on
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
-# make bench-inference   inference in bfloat16 and float32, frozen and not, against eager and inductor; INFERENCE="--threads 1" counts the processor's time
+# make bench-inference   frozen inference against inductor, frozen and not, ONNX Runtime and OpenVINO, in float32 and bfloat16; what freezing adds to the first call; memory after discarding; INFERENCE="--only cold --models bert" for a part
+# make bench-decode   a token at a time with a static key-value cache, against inductor and the machine's read bandwidth; generate() with each kind of cache; DECODE="--types float32" for a part
 # make bench-minify   twelve faults planted in Litz, each in a real model, made small by litz minify and by torch's minifier; MINIFY="--only nan-llama --without-torch" for a part
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
@@ -39,8 +40,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.litz-ready
 
 ECOSYSTEM := .venv-ecosystem
+PEERS := .venv-peers
 
-.PHONY: bench-inference bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-inference bench-decode bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -62,6 +64,14 @@ $(ECOSYSTEM)/.litz-ready: requirements-dev.txt requirements-ecosystem.txt pyproj
 	$(ECOSYSTEM)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
+# Likewise: what inference is compared with.
+$(PEERS)/.litz-ready: requirements-dev.txt requirements-peers.txt pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt -r requirements-peers.txt
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
 demo: setup
 	$(BIN)/python -m benchmarks.demo
 
@@ -71,8 +81,11 @@ bench: setup
 bench-pareto: setup
 	$(BIN)/python -m benchmarks.pareto $(PARETO)
 
-bench-inference: setup
-	$(BIN)/python -m benchmarks.inference $(INFERENCE)
+bench-inference: $(PEERS)/.litz-ready
+	$(PEERS)/bin/python -m benchmarks.inference $(INFERENCE)
+
+bench-decode: $(PEERS)/.litz-ready
+	$(PEERS)/bin/python -m benchmarks.decode $(DECODE)
 
 bench-memory: setup
 	$(BIN)/python -m benchmarks.memory $(MEMORY)

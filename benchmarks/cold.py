@@ -2,7 +2,8 @@
 
 `python -m benchmarks.cold bert litz` measures one; without arguments, all models and backends. Model
 construction and the import of torch and transformers are not counted; everything the backend needs to
-load and do is. `eager` is Dynamo with no compiler behind it: the floor for any backend.
+load and do is. `eager` is Dynamo with no compiler behind it: the floor for any backend. `litz frozen` is Litz with
+`freeze=True`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def measure(model: str, backend: str) -> float:
 
         function, kwargs = build(model)
     start = time.perf_counter()
-    compiled = torch.compile(function, backend=litz_backend() if backend == "litz" else backend)
+    options = {"freeze": True} if backend == "litz frozen" else None
+    compiled = torch.compile(
+        function, backend=litz_backend() if backend.startswith("litz") else backend, options=options
+    )
     with torch.no_grad():
         compiled(**kwargs)
     return time.perf_counter() - start

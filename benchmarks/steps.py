@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.models import build, tensors
+from benchmarks.peers import PREPARE
 from benchmarks.process import THREADS, describe, in_fresh_process, litz_backend
 
 ROUNDS = 15
@@ -35,6 +36,9 @@ class Watch:
     seconds: float = math.inf
     least: int = 5
     clock: Callable[[], float] = time.perf_counter
+    # Between contenders with threads of their own, which look for work a while longer: a rest, and a call that is not
+    # counted.
+    pause: float = 0.0
 
 
 def steps_in_fresh_process(name: str, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -94,6 +98,9 @@ def interleaved(calls: dict[str, Callable[[], Any]], watch: Watch) -> dict[str, 
         if done >= watch.least and watch.clock() - begin > watch.seconds:
             break
         for name in order:
+            if watch.pause:
+                time.sleep(watch.pause)
+                calls[name]()
             start = watch.clock()
             calls[name]()
             times[name].append(watch.clock() - start)
@@ -127,6 +134,8 @@ def _prepare(contender: str, module: torch.nn.Module, kwargs: dict[str, Any]) ->
     if contender == "inductor":
         compiled = torch.compile(module, backend="inductor")
         return compiled, _inductor_launches(compiled, kwargs)
+    if contender in PREPARE:
+        return PREPARE[contender](module, kwargs), {}
     options = {"freeze": True} if contender == "litz frozen" else {}
     compiled = torch.compile(module, backend=litz_backend(), **({"options": options} if options else {}))
     compiled(**kwargs)
