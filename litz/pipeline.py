@@ -42,6 +42,7 @@ from litz.graph.rewrite_joint import rewrite_joint
 from litz.graph.rewrite_post_grad import rewrite_inference, rewrite_post_grad
 from litz.graph.rewrite_pre_grad import rewrite_pre_grad
 from litz.graph.signature import Joint, Tangent, Training
+from litz.graph.write_in_place import write_in_place
 from litz.loop.offload import usual_folder
 from litz.loop.remember import forget
 from litz.ops.decompose import decompositions
@@ -101,6 +102,7 @@ def _compile_to_data(
         return Compiled(joint.signature, _by_own(joint.graph, ctx), None, joint.recipe), None
     if not joint.signature.differentiable:
         graph = run("rewrite_post_grad", ctx, rewrite_inference, joint.graph, ctx)
+        graph = run("write_in_place", ctx, write_in_place, graph, ctx)
         return Compiled(joint.signature, compile_graph(graph, ctx), None, joint.recipe), None
     most = bytes_of_budget(ctx.options.memory_budget, ctx.target.memory_bytes)
     if most is not None:

@@ -33,7 +33,7 @@ from litz.target import GpuTarget
 STAGES = (
     "rewrite_pre_grad", "trace", "freeze", "carry_numbers", "rewrite_joint", "fold_frozen", "rewrite_for_target",
     "replay_draws", "lay_out", "lay_out_weights", "hoist",
-    "split", "rewrite_post_grad",
+    "split", "rewrite_post_grad", "write_in_place",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "accumulate", "split_reductions", "join_small",
     "order", "plan_memory",
     "render", "build", "load",

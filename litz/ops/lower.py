@@ -238,7 +238,7 @@ def _lower_call(builder: Builder, node: fx.Node, args: Any, kwargs: Any) -> Any:
         given, named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
         if is_refused(target, given, named, node.meta.get("val")):
             return builder.call(node, args, kwargs, "eager refuses these types or numbers")
-    if functional is not None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
+    if functional is not None and lowering is None and isinstance(args[0], View) and _typed(args, node.meta["val"]):
         # Compute aside, then write over: what the operator does, in two steps that fusion may join.
         made = len(builder.steps)
         result = LOWERINGS[functional](builder, node, *args, **kwargs)

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 _LEAST_WORK = 1 << 20
 _TYPES = ("f32", "bf16", "f16")
 _LEAST_ROWS = 12
+_LEAST_ROW = 1 << 12  # elements of the columns that a single row is multiplied with
 _LEAST_COLUMNS = 16
 _FEW_ROWS = 12  # a tile of them reads the columns once
 
@@ -52,6 +53,17 @@ def _may_be_generated(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: 
     if not (columns.is_int and depth.is_int):
         return False  # the panels of columns are laid out when the program is built
     return min(rows.hint, columns.int, depth.int) > 0
+
+
+def is_row_along_depth(b: Builder, x: View, y: View) -> bool:
+    """Whether the product is one of a single row by columns that each lie in one piece: bound by the memory that they
+    are read from, and so a sum for each of them. Libraries pack them, or read them across."""
+    if b.ctx.options.matmul == "library" or x.dtype not in _TYPES or not b.ctx.target.generates_products:
+        return False
+    sizes = (*x.sizes, y.sizes[1])
+    if not all(size.is_int for size in sizes) or x.sizes[0] is not ONE or y.strides[0] is not ONE:
+        return False
+    return x.sizes[1].int * y.sizes[1].int >= _LEAST_ROW
 
 
 def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> bool:
@@ -103,14 +115,15 @@ def packed_columns(b: Builder, body: Body, y: View, step: Expr, column: Expr, li
 
 @lowers(aten.mm.default)
 def mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
-    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]):
+    if not is_row_along_depth(b, x, y) and not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]):
         return b.library(node, (x, y), {})
     return product(b, node.meta["val"], x, y)
 
 
 @lowers(aten.addmm.default)
 def addmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float = 1, alpha: float = 1) -> Any:
-    if not pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1]) or alpha == 0:
+    is_generated = is_row_along_depth(b, x, y) or pays(b, x.dtype, x.sizes[0], y.sizes[1], x.sizes[1])
+    if not is_generated or alpha == 0:
         return b.library(node, (bias, x, y), {"beta": beta, "alpha": alpha})
 
     def finish(body: Body, point: tuple, total: Val) -> Val:

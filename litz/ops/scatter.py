@@ -284,6 +284,30 @@ def index_copy(b: Builder, node: fx.Node, x: View, dim: int, index: View, source
     return _assign(b, node, line(x), _along(x, dim, index), line(source), False, wrap=False)
 
 
+@lowers(aten.index_copy_.default)
+def index_copy_in_place(b: Builder, node: fx.Node, x: View, dim: int, index: View, source: View) -> Any:
+    if not _fits(line(x), line(source), dim):
+        return NotImplemented  # eager refuses it
+    return _put_in_place(b, x, _along(x, dim, index), line(source), wrap=False)
+
+
+@lowers(aten.index_put_.default)
+def index_put_in_place(
+    b: Builder, node: fx.Node, x: View, indices: Sequence[View | None], values: View, accumulate: bool = False
+) -> Any:
+    masks = any(i is not None and i.dtype in ("b1", "u8") for i in indices)
+    values = replace(values, sizes=sizes_of(node.args[2].meta["val"]))  # type: ignore[union-attr]
+    if masks or accumulate or not counts(indices) or not _fit(x, indices, values):
+        return NotImplemented
+    return _put_in_place(b, x, indices, values, wrap=True)
+
+
+def _put_in_place(b: Builder, x: View, indices: Sequence[View | None], values: View, wrap: bool) -> View:
+    """Only what is put is touched, where `write_in_place` has found that nobody asks for what was there."""
+    update.assign(b, line(x), indices, "put", lambda body, at: operand(body, at, values, x.dtype), wrap)
+    return x
+
+
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(b: Builder, node: fx.Node, x: View, dim: int, index: View, value: Any) -> Any:
     return _assign(b, node, line(x), _along(x, dim, index), value, False, wrap=True)
