@@ -73,9 +73,9 @@ def _may_put(node: fx.Node, written: fx.Node) -> bool:
         return False
     if node.target is not aten.index_put.default:
         return not node.kwargs
-    indices, *rest = node.args[1], *node.args[3:], *node.kwargs.values()
+    indices, values = node.args[1], (*node.args[3:], *node.kwargs.values())
     whole = all(i is None or i.meta["val"].dtype in (torch.int64, torch.int32) for i in indices)  # type: ignore
-    return whole and not any(rest)
+    return whole and not any(values)
 
 
 def _are_read_in_turn(written: fx.Node, puts: list[fx.Node], copy: fx.Node, turn: Mapping[fx.Node, int]) -> bool:
