@@ -2,7 +2,7 @@
 
 In: a kernel that is a product, its `ProductPlan`, and memory. Out: memory as the plan leaves it, or a `PlanError` where
 a point of the result is not computed once. Factors are what packed memory holds of them, zeros behind the last; they
-are multiplied word by word, each run of words summed in float32 by itself.
+are multiplied word by word, each run of words summed in the sum's type by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_product(
         for tile in _tiles(plan, number_of(plan.batch, sizes), number_of(plan.rows, sizes)):
             body, live = _standing(plan, kernel, found, tile, extent, Body(kernel, buffers, memory, sizes, rank=3))
             total = _total(plan, kernel, found, body, live, extent)
-            body.values = {found.total.name: as_type(total, "f32")}
+            body.values = {found.total.name: as_type(total, found.total.dtype)}
             stores = [op for op in kernel.body if isinstance(op, Store)]
             for op in definitions_for(kernel.body, stores, body.values):
                 body.values[op.name] = as_type(body.value(op, live), op.dtype)
@@ -95,13 +95,13 @@ def _total(
     there = inner < plan.inner
     columns = _packed(kernel, found.factors[1], body, there & live)
     rows = _packed(kernel, found.factors[0], body, there)
-    products = (rows * columns).astype(np.float32)
+    products = rows * columns
     words, further = plan.multiplied
-    total = np.zeros(products.shape[:2], np.float32)
+    total = np.zeros(products.shape[:2], products.dtype)
     for start in range(0, plan.depth, further):
         for run in range(start, start + words, plan.run):
             numbers = products[..., run * group : min(run + plan.run, start + words) * group]
-            total = total + np.cumsum(numbers, axis=-1, dtype=np.float32)[..., -1]
+            total = total + np.cumsum(numbers, axis=-1, dtype=products.dtype)[..., -1]
     return total[..., None]
 
 
@@ -110,7 +110,8 @@ def _packed(kernel: Kernel, factor: Definition, body: Body, there: np.ndarray) -
     body.values = {}
     for op in (*definitions_for(kernel.body, [factor]), factor):
         body.values[op.name] = as_type(body.value(op, there), op.dtype)
-    return np.where(there, body.values[factor.name], np.float32(0))
+    made = np.asarray(body.values[factor.name])
+    return np.where(there, made, made.dtype.type(0))
 
 
 __all__ = ["run_product"]

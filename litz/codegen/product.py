@@ -2,9 +2,10 @@
 
 In: a kernel and its `Contraction`. Out: a frozen `ProductPlan`, which prints, and which `llvm/contract.py` writes down.
 
-Packed memory is made of words (`loop/multiply.py`): one number for float32, pairs along the depth for bfloat16. A panel
-has, word by word of the depth, a number of columns side by side; a tile of rows has chunks of as many words as a vector
-has lanes, row after row. So whatever the instruction, a row's chunk is one vector, and all else is counted in words.
+Packed memory is made of words (`loop/multiply.py`): one number for float32, pairs along the depth for bfloat16, fours for
+whole numbers of 8 bits. A panel has, word by word of the depth, a number of columns side by side; a tile of rows has
+chunks of as many words as a vector has lanes, row after row. So whatever the instruction, a row's chunk is one vector,
+and all else is counted in words.
 """
 
 from __future__ import annotations
@@ -143,12 +144,13 @@ class ProductPlan:
 
     def __str__(self) -> str:
         one, heights = self.multiply, ", ".join(str(tile.rows) for tile in self.tiles)
+        factors = one.rows if one.rows == one.columns else f"{one.rows} and {one.columns}"
         packed = {"lines": "along the depth", "columns": "turned"}[self.rows_from]
         how = {"lines": "across the depth", "columns": "turned", "panels": "before"}[self.columns_from]
         batch = "" if self.batch.is_int and self.batch.int == 1 else f", {self.batch} times"
         return "\n".join(
             [
-                f"product of {one.factors} by {one.name}, {one.group} in a word{batch}",
+                f"product of {factors} by {one.name}, {one.group} in a word{batch}",
                 f"rows {self.rows} in tiles of {heights}, {self.group} in a group, {self.stretches} shares: {packed}",
                 f"columns {self.columns} in panels of {self.tile.columns}, {self.block} in each of {self.blocks} "
                 f"blocks: packed {how}",
@@ -158,7 +160,7 @@ class ProductPlan:
 
 
 def plan_product(found: Contraction, kernel: Kernel, target: Target) -> ProductPlan:
-    tiles = tiles_for(multiply_for(target, found.left.dtype, found.right.dtype), target)
+    tiles = tiles_for(instruction(found, target), target)
     tile, inner, outer = tiles[0], inner_axis(kernel, found), outer_axes(kernel, found)
     rows, columns, lanes = volume(found.rows), volume(found.columns).int, tile.lanes
     made = panels(volume(outer).int, inner.size.int, columns, lanes, tile.multiply.group)
@@ -170,9 +172,13 @@ def plan_product(found: Contraction, kernel: Kernel, target: Target) -> ProductP
     stretches = min(target.threads, max(1, rows.hint // tile.rows)) if target.threads > 1 else 1
     return ProductPlan(
         volume(found.batch), rows, columns, made.lines, made.inner, tiles, block, -(-count // block), stretches, group,
-        _run(made, lanes, _is_rounded(kernel) or tile.multiply.on_tiles), _rows_from(found, kernel, inner),
+        _run(made, lanes, _is_whole(kernel, tile.multiply)), _rows_from(found, kernel, inner),
         "panels" if packed_panels(found, kernel, target) is not None else _columns_from(found, inner),
     )  # fmt: skip
+
+
+def instruction(found: Contraction, target: Target) -> Multiply:
+    return multiply_for(target, found.left.dtype, found.right.dtype, found.total.dtype)
 
 
 def tiles_for(multiply: Multiply, target: Target) -> tuple[Tile, ...]:
@@ -188,8 +194,8 @@ def tiles_for(multiply: Multiply, target: Target) -> tuple[Tile, ...]:
 def packed_panels(found: Contraction, kernel: Kernel, target: Target) -> Panels | None:
     """How the columns lie, if that is as the micro-kernel reads them: constants are packed when they are made."""
     inner, outer = inner_axis(kernel, found), outer_axes(kernel, found)
-    multiply = multiply_for(target, found.left.dtype, found.right.dtype)
-    if len(found.columns) != 1 or found.batch or found.right.mask is not None or multiply.factors != found.right.dtype:
+    multiply = instruction(found, target)
+    if len(found.columns) != 1 or found.batch or found.right.mask is not None or multiply.columns != found.right.dtype:
         return None
     sizes = [axis.size for axis in (*outer, inner, *found.columns)]
     if not all(size.is_int for size in sizes):
@@ -204,7 +210,7 @@ def packed_panels(found: Contraction, kernel: Kernel, target: Target) -> Panels 
 
 def cycles(found: Contraction, kernel: Kernel, target: Target) -> float:
     """What the product takes, about: multiply-adds of whole tiles, and packing."""
-    multiply = multiply_for(target, found.left.dtype, found.right.dtype)
+    multiply = instruction(found, target)
     tile = tiles_for(multiply, target)[-1]
     rows, columns, depth = (volume(axes).hint for axes in (found.rows, found.columns, kernel.reduced))
     whole = (-(-n // step) * step for n, step in ((rows, tile.rows), (columns, tile.columns)))
@@ -232,8 +238,7 @@ def _step(load: Load, axis: Axis) -> int | None:
 
 
 def _run(made: Panels, lanes: int, is_whole: bool) -> int:
-    """How many words are summed in one go: a quarter of them, in whole vectors, within bounds; all of them on tiles,
-    and where the sum's own errors vanish in a rounding to 16 bits."""
+    """How many words are summed in one go: a quarter of them, in whole vectors, within bounds; or all of them."""
     whole = made.depth if made.inner % (lanes * made.group) == 0 else -(-made.inner // made.group)
     if is_whole:
         return -(-whole // lanes) * lanes
@@ -241,8 +246,10 @@ def _run(made: Panels, lanes: int, is_whole: bool) -> int:
     return min(most, max(least, -(-whole // (4 * lanes)) * lanes))
 
 
-def _is_rounded(kernel: Kernel) -> bool:
-    """Whether all that is stored has 16 bits."""
+def _is_whole(kernel: Kernel, multiply: Multiply) -> bool:
+    """Whether nothing is gained by runs: sums are exact, or add up in tiles, or all that is stored has 16 bits."""
+    if multiply.on_tiles or multiply.total == "i32":
+        return True
     types = {op.name: op.dtype for op in kernel.body if not isinstance(op, Store)}
     return all(types[store.value] in ("bf16", "f16") for store in kernel.stores)
 
@@ -251,7 +258,7 @@ def _rows_from(found: Contraction, kernel: Kernel, inner: Axis) -> str:
     """Whether the rows' operand is a matrix that lies there transposed."""
     left, rows = found.left, found.rows
     is_turned = len(rows) == 1 and _step(left, rows[0]) == 1 and _step(left, inner) != 1
-    return "columns" if is_turned and not definitions_for(kernel.body, [left]) and left.mask is None else "lines"
+    return "columns" if is_turned and not definitions_for(kernel.body, [found.read[0]]) else "lines"
 
 
 def _columns_from(found: Contraction, inner: Axis) -> str:
@@ -260,5 +267,5 @@ def _columns_from(found: Contraction, inner: Axis) -> str:
 
 
 __all__ = [
-    "ProductPlan", "Tile", "cycles", "inner_axis", "outer_axes", "packed_panels", "plan_product", "tiles_for",
+    "ProductPlan", "Tile", "cycles", "inner_axis", "instruction", "outer_axes", "packed_panels", "plan_product", "tiles_for",
 ]  # fmt: skip

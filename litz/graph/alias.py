@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.operator import returns_view
+from litz.ops.int8 import INT8_CONVOLUTION, INT8_MM
 from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
@@ -24,6 +25,8 @@ _UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default}
 # In the `meta` of a node: it was written so as to be computed again, wherever it is read, and is not to be kept.
 COMPUTED_AGAIN = "computed_again"
 
+_PURE = ("aten", "prims", "quantized_decomposed")  # namespaces in which what is not pure says so
+
 # They give nothing back: they are there to raise.
 CHECKS = frozenset({aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg})
 
@@ -33,9 +36,11 @@ def is_pure(target: object) -> bool:
     """Whether a call can be removed when nobody uses its result, and repeated at will."""
     if target is operator.getitem:
         return True
+    if target in (INT8_MM, INT8_CONVOLUTION):
+        return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target._schema.is_mutable or target.namespace not in ("aten", "prims") or target in CHECKS:
+    if target._schema.is_mutable or target.namespace not in _PURE or target in CHECKS:
         return False
     # Fused attention is marked random for its dropout, which the graphs here never ask it for.
     return torch.Tag.nondeterministic_seeded not in target.tags or "_scaled_dot_product_" in target._schema.name

@@ -21,15 +21,17 @@ from litz.graph.editor import Editor, is_channels_last, same_layout, same_place
 from litz.graph.signature import Joint
 from litz.graph.sizes import sizes
 from litz.loop.dtype import from_torch
+from litz.ops.int8 import INT8_CONVOLUTION
 from litz.ops.layout import DRAWN, why_it_sees_layouts
 
 aten = torch.ops.aten
 
 # Convolutions: which arguments are images. The weight follows them.
-_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1), INT8_CONVOLUTION: (0,)}
 # Operators, beside pointwise ones, whose results are images like those they are given; and where these stand.
 _OF_IMAGES = {
     aten.convolution.default: (0,),
+    INT8_CONVOLUTION: (0,),
     aten._native_batch_norm_legit_no_training.default: (0,),
     aten.cudnn_batch_norm.default: (0,),
     aten._native_batch_norm_legit_functional.default: (0,),
@@ -107,6 +109,8 @@ class _Pass:
         """Whether the target has it so; where Litz generates the window, whether that makes whole vectors of channels
         contiguous."""
         x, w = image.meta["val"], weight.meta["val"]
+        if node.target is INT8_CONVOLUTION:
+            return x.dim() == 4  # channels side by side are what is multiplied at once
         _stride, padding, _dilation, transposed, _output_padding, groups = rest[1:7]
         if transposed or x.dim() != 4 or from_torch(x.dtype) not in self.ctx.target.channels_last:
             return False
@@ -173,6 +177,8 @@ class _Pass:
 
 
 def _groups(convolution: fx.Node) -> Any:
+    if convolution.target is INT8_CONVOLUTION:
+        return 1
     return convolution.args[8 if convolution.target is aten.convolution.default else 9]
 
 

@@ -57,6 +57,7 @@ class Recipe:
     again: tuple[tuple[int, int], ...]
     steps: tuple[Step, ...]
     constants: tuple[Constant, ...]
+    zeros: tuple[int, ...] = ()  # of the frozen ones: what has to be zero throughout, or the program is another one
 
 
 __all__ = ["Computed", "Constant", "Argument", "Recipe", "Step"]

@@ -2,7 +2,8 @@
 
 In: a `Kernel`. Out: its `Contraction`, or None. Convolutions are products too: their reduced axes run
 over the window and the channels, and the factor that is the image may be masked at its edges. Factors of 16 bits are
-made float32 before they are multiplied: their product is exact then, and the sum one of float32.
+made float32 before they are multiplied: their product is exact then, and the sum one of float32. Those of 8 bits are
+made 32 bits wide; what stands for the image beyond its edges may be a number of their own, their zero point.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from litz.loop.expr import Axis
 from litz.loop.ir import Apply, Definition, Kernel, Load, Reduce, Store, operands
 
-_HALVES = ("bf16", "f16")
+_NARROW = {"f32": ("bf16", "f16"), "i32": ("u8", "i8")}  # by the type of the sum: what factors are before they are made it
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Contraction:
     product: Apply
     left: Load  # varies over rows
     right: Load  # varies over columns
-    factors: tuple[Definition, Definition]  # what is multiplied: the loads, or what they are as float32
+    factors: tuple[Definition, Definition]  # what is multiplied: of the sum's type
+    read: tuple[Definition, Definition]  # what they are of their own type: the loads, or what stands for one past edges
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
@@ -30,17 +32,18 @@ class Contraction:
 
 def contraction(kernel: Kernel) -> Contraction | None:
     reduces = [op for op in kernel.body if isinstance(op, Reduce)]
-    if len(reduces) != 1 or reduces[0].kind != "sum" or reduces[0].dtype != "f32":
+    if len(reduces) != 1 or reduces[0].kind != "sum" or reduces[0].dtype not in _NARROW:
         return None
     values: dict[str, Definition] = {op.name: op for op in kernel.body if not isinstance(op, Store)}
     product = values[reduces[0].value]
     if not isinstance(product, Apply) or product.op != "mul":
         return None
     multiplied = [values[a] for a in product.args]
-    loads = [load for f in multiplied if (load := _read_by(f, values)) is not None]
+    reads = [read for f in multiplied if (read := _read_by(f, values)) is not None]
+    loads = [load for read in reads if (load := _load_of(read, values)) is not None]
     if len(loads) != 2 or _walks_again(kernel, product, values):
         return None
-    own = [_axes_of(f, values) for f in loads]
+    own = [_axes_of(f, values) for f in reads]
     parallel = set(kernel.axes)
     batch = own[0] & own[1] & parallel
     sides = [(own[i] & parallel) - batch for i in (0, 1)]
@@ -60,18 +63,31 @@ def contraction(kernel: Kernel) -> Contraction | None:
 
     return Contraction(
         reduces[0], product, loads[1 - right], loads[right], (multiplied[1 - right], multiplied[right]),
+        (reads[1 - right], reads[right]),
         ordered(batch), ordered(sides[1 - right]), ordered(sides[right]),
     )  # fmt: skip
 
 
-def _read_by(factor: Definition, values: dict) -> Load | None:
-    """The load that a factor is, or is the float32 of."""
-    if isinstance(factor, Load) and factor.dtype == "f32":
+def _read_by(factor: Definition, values: dict) -> Definition | None:
+    """What the factor is, or is the wider form of."""
+    if isinstance(factor, Load) and factor.dtype in _NARROW:
         return factor
     if not isinstance(factor, Apply) or factor.op != "cast":
         return None
     read = values[factor.args[0]]
-    return read if isinstance(read, Load) and read.dtype in _HALVES else None
+    return read if read.dtype in _NARROW.get(factor.dtype, ()) else None
+
+
+def _load_of(read: Definition, values: dict) -> Load | None:
+    """The load that the value is; or is where its mask holds, while elsewhere it is one number for all."""
+    if isinstance(read, Load):
+        return read
+    if not isinstance(read, Apply) or read.op != "where":
+        return None
+    mask, load, beyond = (values[name] for name in read.args)
+    if not isinstance(load, Load) or load.mask != mask.name or any(map(_own_axes, _behind(beyond, values))):
+        return None
+    return load
 
 
 def _walks_again(kernel: Kernel, product: Apply, values: dict) -> bool:
@@ -81,8 +97,8 @@ def _walks_again(kernel: Kernel, product: Apply, values: dict) -> bool:
     return any(_own_axes(op) & set(kernel.reduced) for op in others)
 
 
-def _axes_of(load: Load, values: dict) -> set[Axis]:
-    return set().union(*(_own_axes(op) for op in _behind(load, values)))
+def _axes_of(read: Definition, values: dict) -> set[Axis]:
+    return set().union(*(_own_axes(op) for op in _behind(read, values)))
 
 
 def _behind(op: Any, values: dict) -> list[Any]:

@@ -20,7 +20,7 @@ from litz.ops import matmul
 from litz.ops.builder import Body, Builder, Point, Space, Val, numel
 from litz.ops.norm import over
 from litz.ops.registry import lowers
-from litz.ops.window import SlidingWindow, inside, spread
+from litz.ops.window import Beyond, SlidingWindow, inside, load_inside, spread
 
 aten = torch.ops.aten
 
@@ -101,7 +101,16 @@ def _gathers_lines(b: Builder, x: View, weight: View, window: SlidingWindow) -> 
     return dense and line.int >= b.ctx.target.lanes(4)
 
 
-def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
+def of_bytes(b: Builder, node: fx.Node, x: View, weight: View, window: SlidingWindow, beyond: Beyond) -> View:
+    """Whole numbers of 8 bits: no library has them, so whatever the form, it is generated."""
+    if not _gathers_whole_vectors(b, x, node.meta["val"], weight, window) and _gathers_lines(b, x, weight, window):
+        return _of_lines(b, node, x, weight, None, window, beyond)
+    return _dense(b, node, x, weight, None, window, beyond=beyond)
+
+
+def _of_lines(
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, beyond: Beyond = None
+) -> View:
     """Channels that are no whole vectors (an image's three): the sum runs over the window's lines and along them."""
     channels, across = weight.sizes[1], weight.sizes[-1]
     outer = weight.sizes[2:-1]
@@ -116,8 +125,8 @@ def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | Non
     along = space.reduce_over(across * channels)
     *rows, start = window.at(place, (*k, ZERO))
     seen = (*rows, start * channels + along)
-    image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
-    total = over(space, body, "sum", matmul.wide(body, image) * matmul.wide(body, _tap(b, body, taps, k, along, o)))
+    image = load_inside(body, lines, (n, *seen), inside(body, seen, lines.sizes[1:]), beyond)
+    total = over(space, body, "sum", matmul.wide(body, image) * matmul.wide(body, _tap(b, body, x, taps, k, along, o)))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 
 
@@ -141,8 +150,9 @@ def _of_few_rows(b: Builder, node: fx.Node, x: View, weight: View, bias: View | 
 
 
 def _dense(
-    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, packs: bool = True
-) -> View:
+    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, packs: bool = True,
+    beyond: Beyond = None,
+) -> View:  # fmt: skip
     out = b.allocate(node.meta["val"])
     space, body = Space(), Body()
     n, o, *place = space.over(out.sizes, out.strides)
@@ -152,7 +162,7 @@ def _dense(
     else:
         c = space.reduce_over(weight.sizes[1])
         k = window.walk(space, place, x.sizes[2:])
-    seen = window.load(body, x, (n, c), place, k)
+    seen = window.load(body, x, (n, c), place, k, beyond)
     factor = _weight(b, body, x, weight, o, c, k) if packs else body.load(weight, (o, c, *k))
     total = over(space, body, "sum", matmul.wide(body, seen) * matmul.wide(body, factor))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
@@ -165,14 +175,14 @@ def _weight(b: Builder, body: Body, x: View, weight: View, o: Expr, c: Expr, k: 
         weight, sizes=tuple(weight.sizes[d] for d in (*order, 0)), strides=tuple(weight.strides[d] for d in (*order, 0))
     )
     *lines, step = [(c, *k)[d - 1] for d in order]
-    return _tap(b, body, matrix, lines, step, o)
+    return _tap(b, body, x, matrix, lines, step, o)
 
 
-def _tap(b: Builder, body: Body, matrix: View, lines: Sequence[Expr], step: Expr, o: Expr) -> Val:
+def _tap(b: Builder, body: Body, x: View, matrix: View, lines: Sequence[Expr], step: Expr, o: Expr) -> Val:
     line = ZERO
     for index, size in zip(lines, matrix.sizes[:-2], strict=True):
         line = line * size + index
-    packed = matmul.packed_columns(b, body, matrix, step, o, line)
+    packed = matmul.packed_columns(b, body, x, matrix, step, o, line)
     return body.load(matrix, (*lines, step, o)) if packed is None else packed
 
 

@@ -18,6 +18,7 @@ import torch
 
 from litz.loop.operator import returns_view
 from litz.ops import library, lower
+from litz.ops.int8 import INT8_CONVOLUTION, INT8_MM
 from litz.ops.registry import lowering_of
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ DRAWN = {aten.native_dropout.default: (1,), aten.bernoulli.p: (0,)}
 
 @lru_cache(maxsize=None)
 def why_it_sees_layouts(target: Any) -> str | None:
-    if target is operator.getitem:
+    if target is operator.getitem or target in (INT8_MM, INT8_CONVOLUTION):
         return None
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return "not an operator of ATen: what it looks at is unknown"

@@ -39,6 +39,7 @@ from litz.ops import (  # noqa: F401  (each registers its rows)
     foreach,
     grid,
     index,
+    int8,
     join,
     library,
     loss,

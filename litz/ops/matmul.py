@@ -87,7 +87,7 @@ def product_into(b: Builder, out: View, x: View, y: View, finish: Any = None) ->
     point = space.over(out.sizes, out.strides)
     k = space.reduce_over(x.sizes[-1])
     *batch, m, n = point
-    packed = None if batch or m is ZERO else packed_columns(b, body, y, k, n)  # one row is no product of panels
+    packed = None if batch or m is ZERO else packed_columns(b, body, x, y, k, n)  # one row is no product of panels
     column = body.load(y, (*batch, k, n)) if packed is None else packed
     total = over(space, body, "sum", wide(body, body.load(x, (*batch, m, k))) * wide(body, column))
     body.store(out, point, total if finish is None else finish(body, point, total))
@@ -95,15 +95,18 @@ def product_into(b: Builder, out: View, x: View, y: View, finish: Any = None) ->
 
 
 def wide(body: Body, value: Val) -> Val:
-    """As products are computed: halves are made float32, and rounded once, when all is added up."""
-    return body.cast(value, compute_type(value.dtype))
+    """As products are computed: halves are made float32, and rounded once, when all is added up; bytes are summed in
+    32 bits."""
+    return body.cast(value, "i32" if value.dtype in ("u8", "i8") else compute_type(value.dtype))
 
 
-def packed_columns(b: Builder, body: Body, y: View, step: Expr, column: Expr, line: Expr = ZERO) -> Val | None:
+def packed_columns(
+    b: Builder, body: Body, x: View, y: View, step: Expr, column: Expr, line: Expr = ZERO
+) -> Val | None:
     """An element of a matrix (or of lines of one) of frozen columns, read where the micro-kernel has it: packed when
     the program's constants are made, and not at each call. None where the columns are not frozen."""
-    multiply = multiply_for(b.ctx.target, y.dtype, y.dtype)
-    if multiply.factors != y.dtype:
+    multiply = multiply_for(b.ctx.target, x.dtype, y.dtype, "i32" if y.dtype == "i8" else "f32")
+    if multiply.columns != y.dtype:
         return None  # what is made float32 to be multiplied is not kept twice as large
     found = b.packed(y, b.ctx.target.lanes(WORD), multiply.group)
     if found is None:

@@ -7,12 +7,16 @@ window larger than its image, that is most of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 from litz.loop.expr import Expr, is_below
 from litz.loop.ir import View
 from litz.ops.builder import Body, Space, Val
+
+
+Beyond = Optional[Callable[[Body], Val]]  # what stands beyond the edges of an image, where it is no zero
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,19 @@ class SlidingWindow:
         """The visible steps, each dimension a reduced axis."""
         return [space.reduce_over(len(steps)) + steps.start for steps in self.visible(out, image)]
 
-    def load(self, body: Body, x: View, outer: Sequence[Expr], out: Sequence[Expr], steps: Sequence[Expr]) -> Val:
+    def load(
+        self, body: Body, x: View, outer: Sequence[Expr], out: Sequence[Expr], steps: Sequence[Expr],
+        beyond: Beyond = None,
+    ) -> Val:  # fmt: skip
         """The element seen, or zero where the window hangs over the edge; `outer` comes before the spatial places."""
         place = self.at(out, steps)
-        return body.load(x, (*outer, *place), inside(body, place, x.sizes[len(outer) :]))
+        return load_inside(body, x, (*outer, *place), inside(body, place, x.sizes[len(outer) :]), beyond)
+
+
+def load_inside(body: Body, x: View, at: Sequence[Expr], mask: Val | None, beyond: Beyond = None) -> Val:
+    """The element there; where the mask does not hold, zero, or what stands `beyond`."""
+    value = body.load(x, tuple(at), mask)
+    return value if mask is None or beyond is None else body.where(mask, value, beyond(body))
 
 
 def spread(values: int | Sequence[int], spatial: int, default: Sequence[int] = ()) -> tuple[int, ...]:

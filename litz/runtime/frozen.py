@@ -76,7 +76,9 @@ class FrozenProgram:
                     return before  # another thread was here
                 self._say_what_changed(before, given)
             self._refuse_released(given)
-            run = self._ready(constants_of(self.recipe, args), self._in_eager(args))
+            run = self._in_eager(args)
+            if self._suits(args):
+                run = self._ready(constants_of(self.recipe, args), run)
             found = _Frozen(given, list(map(_version, given)), list(map(_address, given)), run)
             if self.keeping.releases:
                 for place, tensor in zip(self.recipe.frozen, given, strict=True):
@@ -91,6 +93,16 @@ class FrozenProgram:
         if self.keeping.releases:
             return True  # they raise when they are touched
         return list(map(_version, given)) == now.versions and list(map(_address, given)) == now.addresses
+
+    def _suits(self, args: Sequence[Any]) -> bool:
+        """Whether what the program was compiled for is still true of the values."""
+        changed = [place for place in self.recipe.zeros if bool(args[place].any())]
+        if changed:
+            self.keeping.tell(
+                f"{self._names(changed)} was zero when the program was compiled, and is not now: calls run the model as "
+                "it is. Call `torch._dynamo.reset()` to have it compiled for these weights"
+            )
+        return not changed
 
     def _say_what_changed(self, before: _Frozen, given: Sequence[Any]) -> None:
         replaced = [p for p, old, new in zip(self.recipe.frozen, before.tensors, given, strict=True) if old is not new]

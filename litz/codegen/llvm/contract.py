@@ -8,7 +8,7 @@ micro-kernel and, while the tile is still in the first cache, everything that fo
 
 The packing loops are the kernel's own loads, so a convolution's window with its masked edges, a
 transposed operand or a strided one are all the same code. What is packed are words of four bytes, which are moved about
-as if they were float32: so two bfloat16 are, and nothing computes with them on the way.
+as if they were float32: so two bfloat16 are, or four whole numbers, and nothing computes with them on the way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from litz.codegen.llvm import microkernel
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.packing import Nest, interleaved, transpose
 from litz.codegen.llvm.rendered import TRAILING, Rendered
-from litz.codegen.llvm.writer import Module, Operand, Writer
+from litz.codegen.llvm.writer import Module, Operand, Writer, llvm_type
 from litz.codegen.product import ProductPlan, Tile, inner_axis, outer_axes
 from litz.loop.contraction import Contraction
 from litz.loop.expr import Axis
-from litz.loop.ir import Buffer, Definition, Kernel, Store, definitions_for
+from litz.loop.ir import Apply, Buffer, Definition, Kernel, Store, definitions_for
 from litz.loop.panels import PANEL_VECTORS
 
 
@@ -56,13 +56,11 @@ class _Renderer:
         self.kernel, self.found, self.buffers, self.name = kernel, found, buffers, name
         self.inner, self.outer = inner_axis(kernel, found), outer_axes(kernel, found)
         self.plan, self.lanes = plan, plan.lanes
-        # What is packed of each operand: the numbers as they lie there, or the float32 that they are multiplied as.
-        as_it_lies = [load.dtype == plan.multiply.factors for load in (found.left, found.right)]
-        self.left: Definition = found.left if as_it_lies[0] else found.factors[0]
-        self.right: Definition = found.right if as_it_lies[1] else found.factors[1]
         self.w = Writer(module)
         self.used = tuple(dict.fromkeys((*kernel.reads, *kernel.writes)))
         self.varies = depends(kernel.body, kernel.reduced)
+        self.left = self._packed(0, plan.multiply.rows)
+        self.right = self._packed(1, plan.multiply.columns)
         self.frame = Scope(
             self.w, buffers, {b: f"%b{i}" for i, b in enumerate(self.used)}, self.lanes, None, self.varies
         )
@@ -107,6 +105,17 @@ class _Renderer:
         for tile in self.called:
             w.module.declare(microkernel.declaration(tile))
         return Rendered(self.name, self.used, plan.units, work, plan.workspace), tuple(self.called)
+
+    def _packed(self, side: int, dtype: str) -> Definition:
+        """What is packed of a factor: the numbers as they lie there, or wider ones, as the instruction takes them."""
+        read, factor = self.found.read[side], self.found.factors[side]
+        if read.dtype == dtype:
+            return read
+        if factor.dtype == dtype:
+            return factor
+        widened = Apply(f"{factor.name}.packed", dtype, "cast", (read.name,))
+        self.varies[widened.name] = self.varies[read.name]
+        return widened
 
     def _bind(self, axes: tuple[Axis, ...], flat: str) -> None:
         """The axes that the flat number counts through, last fastest."""
@@ -215,7 +224,7 @@ class _Renderer:
         return self._as_words(interleaved(self.w, steps))
 
     def _as_words(self, numbers: Operand) -> str:
-        if self.plan.multiply.group == 1:
+        if numbers.dtype == "f32":
             return numbers.text
         return self.w.let(f"bitcast {numbers.type} {numbers.text} to <{self.lanes} x float>")
 
@@ -370,7 +379,7 @@ class _Renderer:
             outer, axes={**outer.axes, self.column_axis: column}, vector=self.column_axis, copies=copies, masks=(mask,),
             values=dict(outer.values),
         )  # fmt: skip
-        row_axes = set(self.found.rows)
+        row_axes, t = set(self.found.rows), llvm_type(self.found.total.dtype, self.lanes)
         for op in needed:
             if not self.varies[op.name] & row_axes:
                 frame.emit(op)
@@ -381,7 +390,7 @@ class _Renderer:
             for copy in range(copies):
                 place = w.add(w.mul(i, str(tile.columns)), str((vector + copy) * self.lanes))
                 address = w.let(f"getelementptr float, ptr {self.sums}, i64 {place}", "p")
-                sums.append(Operand(w.let(f"load <{self.lanes} x float>, ptr {address}, align 64"), "f32", self.lanes))
+                sums.append(Operand(w.let(f"load {t}, ptr {address}, align 64"), self.found.total.dtype, self.lanes))
             self.frame.values[self.found.total.name] = sums
             for op in needed:
                 if self.varies[op.name] & row_axes:

@@ -7,8 +7,9 @@ the depth as a vector has lanes: a row's chunk is one vector, so packing rows is
 address in the loop is the pointer plus a constant; a run is a whole number of chunks. What is left of a
 depth that is no whole number of chunks is taken a word at a time.
 
-A word is what one lane multiplies at once: a float32, or a pair of bfloat16 (`loop/multiply.py`); until then it is
-moved about as if it were a float32. Instructions on tiles have a loop of their own (`tile_registers.py`).
+A word is what one lane multiplies at once: a float32, a pair of bfloat16, four whole numbers (`loop/multiply.py`); until
+then it is moved about as if it were of the sum's type. Instructions on tiles have a loop of their own
+(`tile_registers.py`).
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.
 """
@@ -19,7 +20,17 @@ from litz.codegen.llvm import tile_registers
 from litz.codegen.product import Tile
 from litz.loop.panels import PANEL_VECTORS
 
-_DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
+_WORD = {"f32": "float", "i32": "i32"}
+_ADD = {"f32": "fadd", "i32": "add"}
+# What multiplies and adds, by its name and the bits of a vector, and what its factors are to LLVM; where it only
+# multiplies, its result is added.
+_INTRINSICS = {
+    ("vdpbf16ps", 512): ("@llvm.x86.avx512bf16.dpbf16ps.512", "bfloat"),
+    ("vpdpbusd", 512): ("@llvm.x86.avx512.vpdpbusd.512", "i8"),
+    ("vpdpbusd", 256): ("@llvm.x86.avx512.vpdpbusd.256", "i8"),
+    ("vpmaddwd", 512): ("@llvm.x86.avx512.pmaddw.d.512", "i16"),
+    ("vpmaddwd", 256): ("@llvm.x86.avx2.pmadd.wd", "i16"),
+}
 
 
 def declaration(tile: Tile) -> str:
@@ -30,7 +41,7 @@ def text(tile: Tile) -> str:
     """The function, as a module of its own."""
     if tile.multiply.on_tiles:
         return tile_registers.text(tile)
-    vector = f"<{tile.lanes} x float>"
+    vector = f"<{tile.lanes} x {_word(tile)}>"
     tiles = [(row, v) for row in range(tile.rows) for v in range(PANEL_VECTORS)]
     parameters = "ptr noalias %a, ptr noalias %b, i64 %depth, i64 %run, ptr noalias %c, i1 %more"
     lines = [f"define void @{tile.name}({parameters}) nounwind {{", "entry:"]
@@ -104,7 +115,7 @@ def _keep(tile: Tile, vector: str, tag: str, sums: dict[tuple[int, int], str]) -
     for (row, v), total in sums.items():
         lines += [
             f"  %{tag}.old.{row}.{v} = load {vector}, ptr %pc.{row}.{v}, {at}",
-            f"  %{tag}.new.{row}.{v} = fadd {vector} %{tag}.old.{row}.{v}, {total}",
+            f"  %{tag}.new.{row}.{v} = {_ADD[tile.multiply.total]} {vector} %{tag}.old.{row}.{v}, {total}",
             f"  store {vector} %{tag}.new.{row}.{v}, ptr %pc.{row}.{v}, {at}",
         ]
     lines += [f"  br label %{tag}.kept", f"{tag}.set:"]
@@ -161,38 +172,54 @@ def _multiply(
     for row in range(tile.rows):
         one, wide = f"%a.{tag}{row}", f"%w.{tag}{row}"
         lines += [
-            f"  {one} = load float, ptr %pa.{tag}{row}, align 4",
-            f"  {wide}.0 = insertelement {vector} poison, float {one}, i32 0",
+            f"  {one} = load {_word(tile)}, ptr %pa.{tag}{row}, align 4",
+            f"  {wide}.0 = insertelement {vector} poison, {_word(tile)} {one}, i32 0",
             f"  {wide} = shufflevector {vector} {wide}.0, {vector} poison, <{lanes} x i32> zeroinitializer",
             *_as_factor(tile, vector, wide),
         ]
         for v in range(PANEL_VECTORS):
-            added = _multiply_add(tile, vector, running[row, v], wide, f"%b.{tag}{v}")
-            lines.append(f"  {totals[row, v]} = {added}")
+            lines += _multiply_add(tile, vector, totals[row, v], running[row, v], wide, f"%b.{tag}{v}")
     return lines
 
 
 # -- the instruction ------------------------------------------------------------------------------
-def _pairs(tile: Tile) -> str:
-    return f"<{2 * tile.lanes} x bfloat>"
+def _word(tile: Tile) -> str:
+    return _WORD[tile.multiply.total]
+
+
+def _intrinsic(tile: Tile) -> tuple[str, str]:
+    """Of an instruction that takes several numbers at once: its name, and the type of its factors."""
+    name, number = _INTRINSICS[tile.multiply.name, 32 * tile.lanes]
+    return name, f"<{tile.multiply.group * tile.lanes} x {number}>"
 
 
 def _as_factor(tile: Tile, vector: str, words: str) -> list[str]:
     """Words as the numbers they are, under a name of their own."""
-    return [] if tile.multiply.group == 1 else [f"  {words}.n = bitcast {vector} {words} to {_pairs(tile)}"]
+    return [] if tile.multiply.group == 1 else [f"  {words}.n = bitcast {vector} {words} to {_intrinsic(tile)[1]}"]
 
 
-def _multiply_add(tile: Tile, vector: str, total: str, left: str, right: str) -> str:
+def _multiply_add(tile: Tile, vector: str, new: str, total: str, left: str, right: str) -> list[str]:
+    """Gives `new` the total and what the two words make."""
+    if tile.multiply.name == "fma":
+        operands = f"{vector} {left}, {vector} {right}, {vector} {total}"
+        return [f"  {new} = call {vector} @llvm.fma.v{tile.lanes}f32({operands})"]
     if tile.multiply.group == 1:
-        return f"call {vector} @llvm.fma.v{tile.lanes}f32({vector} {left}, {vector} {right}, {vector} {total})"
-    pairs = _pairs(tile)
-    return f"call {vector} {_DOT}({vector} {total}, {pairs} {left}.n, {pairs} {right}.n)"
+        return [f"  {new}.p = mul {vector} {left}, {right}", f"  {new} = add {vector} {total}, {new}.p"]
+    name, numbers = _intrinsic(tile)
+    factors = f"{numbers} {left}.n, {numbers} {right}.n"
+    if tile.multiply.name == "vpmaddwd":
+        return [f"  {new}.p = call {vector} {name}({factors})", f"  {new} = add {vector} {total}, {new}.p"]
+    return [f"  {new} = call {vector} {name}({vector} {total}, {factors})"]
 
 
 def _declaration_of_instruction(tile: Tile, vector: str) -> str:
-    if tile.multiply.group == 1:
+    if tile.multiply.name == "fma":
         return f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})"
-    return f"declare {vector} {_DOT}({vector}, {_pairs(tile)}, {_pairs(tile)})"
+    if tile.multiply.group == 1:
+        return ""
+    name, numbers = _intrinsic(tile)
+    total = "" if tile.multiply.name == "vpmaddwd" else f"{vector}, "
+    return f"declare {vector} {name}({total}{numbers}, {numbers})"
 
 
 __all__ = ["declaration", "text"]

@@ -6,14 +6,16 @@ takes them out of the arguments. Only the trace tells what is written to, so all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.context import Context
 from litz.errors import OptionError, source_of
-from litz.graph.freeze.frozen import FROZEN
+from litz.graph.freeze.frozen import FROZEN, ZERO
 from litz.graph.signature import Joint, Signature
 from litz.report import Freezing, Stays
 
@@ -28,7 +30,8 @@ _BATCH_NORMS: dict[object, int | None] = {
 }  # fmt: skip
 
 
-def freeze(joint: Joint, ctx: Context) -> Joint:
+def freeze(joint: Joint, given: Sequence[Any], ctx: Context) -> Joint:
+    """`given`: what the program was traced with."""
     if not ctx.options.freeze:
         return joint
     arguments = tuple(range(len(joint.signature.places or joint.signature.inputs)))
@@ -40,12 +43,25 @@ def freeze(joint: Joint, ctx: Context) -> Joint:
         why = _why_it_stays(at, inputs, joint.signature) if joint.signature.subclasses is None else _SUBCLASSES
         if why is None:
             inputs[at].meta[FROZEN] = True
+            if is_zero_point(inputs[at]) and is_zero(given[place]):
+                inputs[at].meta[ZERO] = True
         else:
             stay.append(Stays(place, name, why))
     ctx.freezing = Freezing(kept=arguments, stays=tuple(stay))
     return joint
 
 
+def is_zero_point(node: fx.Node) -> bool:
+    """Whether the input is the zero points of quantised weights. That they are none, as with the usual weights, saves
+    sums of the other factor; only their values tell, and so what was found is looked at again when constants are made."""
+    return any(user.args[2:3] == (node,) and _PER_CHANNEL in str(user.target) for user in node.users)
+
+
+def is_zero(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not bool(value.any())
+
+
+_PER_CHANNEL = "dequantize_per_channel"
 _SUBCLASSES = "arguments are subclasses of tensors, which are taken apart"
 
 
@@ -81,4 +97,4 @@ def _refuse_live_batch_norm(graph: fx.Graph, state: Mapping[int, str]) -> None:
             )  # fmt: skip
 
 
-__all__ = ["freeze"]
+__all__ = ["freeze", "is_zero", "is_zero_point"]

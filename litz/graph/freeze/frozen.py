@@ -16,7 +16,10 @@ from litz.graph.alias import is_pure
 from litz.graph.sizes import SYMBOLIC
 from litz.ops.layout import depends_on_memory
 
-FROZEN = "frozen"  # in the `meta` of a placeholder: a parameter or buffer that nobody writes to
+# In the `meta` of a placeholder:
+FROZEN = "frozen"  # a parameter or buffer that nobody writes to
+ZERO = "zero"  # one of these that is zero throughout, as it is now
+RELIED_ON = "relied_on"  # a rewrite has made use of that
 _OWN_CONSTANTS = ("_tensor_constant", "_litz_constant")  # what tracing and rewriting made
 
 
@@ -74,4 +77,4 @@ def bytes_of(value: Any) -> int:
     return value.numel() * value.element_size()
 
 
-__all__ = ["FROZEN", "bytes_of", "is_frozen", "sources"]
+__all__ = ["FROZEN", "RELIED_ON", "ZERO", "bytes_of", "is_frozen", "sources"]

@@ -19,7 +19,7 @@ from torch import fx
 from litz.context import Context
 from litz.graph.alias import escapes, is_looked_around, is_view
 from litz.graph.editor import inherit
-from litz.graph.freeze.frozen import FROZEN, bytes_of, is_frozen, sources
+from litz.graph.freeze.frozen import FROZEN, RELIED_ON, bytes_of, is_frozen, sources
 from litz.graph.recipe import Argument, Computed, Constant, Recipe, Step
 from litz.graph.signature import Joint, without_inputs
 from litz.ops.held import CONSTANT
@@ -39,7 +39,8 @@ def hoist(joint: Joint, ctx: Context) -> Joint:
     hoisting = _Hoisting(joint.graph, {inputs[at]: first[at] for at in marked}, ctx)
     hoisting.run()
     kept = tuple(place for place, at in enumerate(arguments) if at not in marked)
-    recipe = Recipe(kept, frozen, again, tuple(hoisting.steps), tuple(hoisting.constants))
+    zeros = tuple(first[at] for at in marked if RELIED_ON in inputs[at].meta)
+    recipe = Recipe(kept, frozen, again, tuple(hoisting.steps), tuple(hoisting.constants), zeros)
     if ctx.freezing is not None:
         ctx.freezing = ctx.freezing._replace(
             kept=kept, frozen=len(frozen), constants=len(recipe.constants), computed=hoisting.computed

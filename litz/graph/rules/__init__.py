@@ -16,6 +16,7 @@ from litz.graph.rules.joined_products import JOINED_PRODUCTS
 from litz.graph.rules.loss import LOSS
 from litz.graph.rules.noop import NOOP
 from litz.graph.rules.padding import PADDING
+from litz.graph.rules.quantised import QUANTISED
 from litz.graph.rules.softmax import SOFTMAX
 from litz.graph.rules.softmax_pre_grad import SOFTMAX_PRE_GRAD
 from litz.graph.rules.split_cat import SPLIT_CAT
@@ -38,6 +39,7 @@ SUBJECTS: dict[str, Rules] = {
     "gpu": GPU + LOSS + PADDING,
     "joined_products": JOINED_PRODUCTS,
     "noop": NOOP,
+    "quantised": QUANTISED,
     "softmax": SOFTMAX + SOFTMAX_PRE_GRAD,
     "split_cat": SPLIT_CAT + SPLIT_CAT_PRE_GRAD,
     "unique_index": UNIQUE_INDEX,
@@ -45,5 +47,5 @@ SUBJECTS: dict[str, Rules] = {
 
 __all__ = [
     "ATTENTION_TRAINING", "FOLDING", "FOR_TARGET", "GPU", "JOINED_PRODUCTS", "JOINT", "NOOP", "POST_GRAD", "PRE_GRAD",
-    "SUBJECTS",
+    "QUANTISED", "SUBJECTS",
 ]  # fmt: skip
