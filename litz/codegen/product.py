@@ -2,10 +2,10 @@
 
 In: a kernel and its `Contraction`. Out: a frozen `ProductPlan`, which prints, and which `llvm/contract.py` writes down.
 
-Packed memory is made of words (`loop/multiply.py`): one number for float32, pairs along the depth for bfloat16, fours for
-whole numbers of 8 bits. A panel has, word by word of the depth, a number of columns side by side; a tile of rows has
-chunks of as many words as a vector has lanes, row after row. So whatever the instruction, a row's chunk is one vector,
-and all else is counted in words.
+Packed memory is made of words (`loop/multiply.py`): one number for float32, pairs along the depth for bfloat16, fours
+for whole numbers of 8 bits. A panel has, word by word of the depth, a number of columns side by side; a tile of rows
+has chunks of as many words as a vector has lanes, row after row. So whatever the instruction, a row's chunk is one
+vector, and all else is counted in words.
 """
 
 from __future__ import annotations
@@ -267,5 +267,6 @@ def _columns_from(found: Contraction, inner: Axis) -> str:
 
 
 __all__ = [
-    "ProductPlan", "Tile", "cycles", "inner_axis", "instruction", "outer_axes", "packed_panels", "plan_product", "tiles_for",
+    "ProductPlan", "Tile", "cycles", "inner_axis", "instruction", "outer_axes", "packed_panels", "plan_product",
+    "tiles_for",
 ]  # fmt: skip

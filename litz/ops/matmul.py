@@ -100,9 +100,7 @@ def wide(body: Body, value: Val) -> Val:
     return body.cast(value, "i32" if value.dtype in ("u8", "i8") else compute_type(value.dtype))
 
 
-def packed_columns(
-    b: Builder, body: Body, x: View, y: View, step: Expr, column: Expr, line: Expr = ZERO
-) -> Val | None:
+def packed_columns(b: Builder, body: Body, x: View, y: View, step: Expr, column: Expr, line: Expr = ZERO) -> Val | None:
     """An element of a matrix (or of lines of one) of frozen columns, read where the micro-kernel has it: packed when
     the program's constants are made, and not at each call. None where the columns are not frozen."""
     multiply = multiply_for(b.ctx.target, x.dtype, y.dtype, "i32" if y.dtype == "i8" else "f32")

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Union
 
 from litz.loop.expr import Expr, is_below
 from litz.loop.ir import View
 from litz.ops.builder import Body, Space, Val
 
-
-Beyond = Optional[Callable[[Body], Val]]  # what stands beyond the edges of an image, where it is no zero
+Beyond = Union[Callable[[Body], Val], None]  # what stands beyond the edges of an image, where it is no zero
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ class FrozenProgram:
         changed = [place for place in self.recipe.zeros if bool(args[place].any())]
         if changed:
             self.keeping.tell(
-                f"{self._names(changed)} was zero when the program was compiled, and is not now: calls run the model as "
-                "it is. Call `torch._dynamo.reset()` to have it compiled for these weights"
+                f"{self._names(changed)} was zero when the program was compiled, and is not now: calls run the model "
+                "as it is. Call `torch._dynamo.reset()` to have it compiled for these weights"
             )
         return not changed
 

@@ -7,8 +7,8 @@ the depth as a vector has lanes: a row's chunk is one vector, so packing rows is
 address in the loop is the pointer plus a constant; a run is a whole number of chunks. What is left of a
 depth that is no whole number of chunks is taken a word at a time.
 
-A word is what one lane multiplies at once: a float32, a pair of bfloat16, four whole numbers (`loop/multiply.py`); until
-then it is moved about as if it were of the sum's type. Instructions on tiles have a loop of their own
+A word is what one lane multiplies at once: a float32, a pair of bfloat16, four whole numbers (`loop/multiply.py`);
+until then it is moved about as if it were of the sum's type. Instructions on tiles have a loop of their own
 (`tile_registers.py`).
 
 The functions depend on the machine alone, not on any shape, and are built once in a process.

@@ -52,8 +52,8 @@ def freeze(joint: Joint, given: Sequence[Any], ctx: Context) -> Joint:
 
 
 def is_zero_point(node: fx.Node) -> bool:
-    """Whether the input is the zero points of quantised weights. That they are none, as with the usual weights, saves
-    sums of the other factor; only their values tell, and so what was found is looked at again when constants are made."""
+    """Whether the input is the zero points of quantised weights. That they are none, as is usual, saves sums of the
+    other factor; only their values tell, and so what was found is looked at again when constants are made."""
     return any(user.args[2:3] == (node,) and _PER_CHANNEL in str(user.target) for user in node.users)
 
 

@@ -1,7 +1,7 @@
 """Products and convolutions of quantised numbers: what is dequantised only to be multiplied is multiplied as it is.
 
-In: a graph as quantisation in PyTorch's export leaves it (`quantized_decomposed`), with frozen weights: both factors of a
-product dequantised from 8 bits. Out: the same, where the product is one of whole numbers, summed exactly
+In: a graph as quantisation in PyTorch's export leaves it (`quantized_decomposed`), with frozen weights: both factors of
+a product dequantised from 8 bits. Out: the same, where the product is one of whole numbers, summed exactly
 (`ops/int8.py`), and scales, zero points and the bias are arithmetic on its sums:
 
     sum of sx·(x - zx) · sw·w  =  (sum of x·w  -  zx · sum of w) · (sx · sw)
@@ -70,7 +70,9 @@ def quantised_product(match: Match) -> Any:
         found = source if isinstance(source, _Stop) else _factor(match, node, source)
         if isinstance(found, _Stop):
             which, other = ("input", "weight") if side == 0 else ("weight", "input")
-            return match.miss(f"its {which} is no dequantised tensor of 8 bits as its {other} is: {found.why}", found.node)
+            return match.miss(
+                f"its {which} is no dequantised tensor of 8 bits as its {other} is: {found.why}", found.node
+            )
         factors.append(found)
     left, right = factors
     stop = _objection(match, left, right)
@@ -188,7 +190,11 @@ def _product(match: Match, left: _Factor, right: _Factor, bias: fx.Node | None) 
     for scale in _scales(match, left, right):
         result = match.call(aten.mul.Tensor, result, _for_channels(match, scale))
     if bias is not None:
-        wide = bias if bias.meta["val"].dtype is torch.float32 else match.call(aten._to_copy.default, bias, dtype=torch.float32)
+        wide = (
+            bias
+            if bias.meta["val"].dtype is torch.float32
+            else match.call(aten._to_copy.default, bias, dtype=torch.float32)
+        )
         result = match.call(aten.add.Tensor, result, _for_channels(match, wide))
     dtype = root.meta["val"].dtype
     return result if dtype is torch.float32 else match.call(aten._to_copy.default, result, dtype=dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.pattern import ANY, bind, call
+from litz.graph.pattern import ANY, Wild, bind, call
 from litz.graph.rewrite import Match, Rules, rule
 
 NAMESPACE = "quantized_decomposed"
@@ -30,10 +30,12 @@ def _rules() -> Rules:
     for name, formula in _FORMULAS.items():
         target = _operator(name)
         if target is not None:
-            made.append(rule(call(target, ..., users=ANY), name=name.partition(".")[0], any_size=True)(_rewrites(formula)))
+            made.append(
+                rule(call(target, ..., users=ANY), name=name.partition(".")[0], any_size=True)(_rewrites(formula))
+            )
     choice = _operator("choose_qparams.tensor")
     if choice is not None:
-        one = call(operator.getitem, call(choice, ..., name="choice", users=ANY), ..., users=ANY)
+        one = call(operator.getitem, call(choice, ..., name="choice", users=ANY), Wild(), users=ANY)
         made.append(rule(one, name="choose_qparams", any_size=True)(_chosen))
     return tuple(made)
 
