@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,7 @@ class Context:
     built: list[Built] = field(default_factory=list)  # a forward, and a backward once it is needed
     occasion: Occasion = Occasion()
     state: Mapping[int, str] = field(default_factory=dict)  # inputs that are parameters or buffers: place -> name
+    zeros: Collection[int] = ()  # of these, whole numbers that are zero throughout
     freezing: Freezing | None = None
     again_seconds: float | None = None
     left_to_eager: str | None = None

@@ -89,7 +89,7 @@ def _compile_to_data(
 ) -> tuple[Compiled, Backward | None]:
     function = run("rewrite_pre_grad", ctx, rewrite_pre_grad, function, inputs, ctx)
     joint = run("trace", ctx, trace, function, inputs, output_strides, ctx, training)
-    joint = run("freeze", ctx, freeze, joint, inputs, ctx)
+    joint = run("freeze", ctx, freeze, joint, ctx)
     joint = run("carry_numbers", ctx, carry_numbers, joint, ctx)
     joint = run("rewrite_joint", ctx, rewrite_joint, joint, ctx)
     joint = run("fold_frozen", ctx, fold_frozen, joint, ctx)

@@ -105,7 +105,7 @@ def _entry(function: Callable[..., Any], inputs: Sequence[Any], strides: Any, ct
         ctx.recalling.append("not asked: snapshots and checks are of stages that run")
         return None
     try:
-        entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target, ctx.state)
+        entries = key_entries(graph_module, inputs, strides, ctx.options, ctx.target, ctx.state, ctx.zeros)
         ctx.key = digest(entries)
         return _Entry(ctx, ctx.key, entries)
     except Uncacheable as why:

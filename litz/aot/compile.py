@@ -18,6 +18,7 @@ from litz.aot.shared_library import link, why_not_shared
 from litz.capture.key import shape_environment
 from litz.capture.lift_state import lift_state
 from litz.capture.outputs import known
+from litz.capture.state import zeros_of
 from litz.context import Context
 from litz.errors import CaptureError, CompileError, OptionError
 from litz.ops.formulas import formula_of
@@ -99,8 +100,11 @@ def package_of(
     given = [*inputs, *held.values()]
     targets = _targets(options, _device_of(given))
     state = dict(enumerate(held, len(own)))
+    zeros = zeros_of(given, state)
     with torch.no_grad():
-        levels = [compile_to_data(function, given, None, Context(options, t, state=state))[0] for t in targets]
+        levels = [
+            compile_to_data(function, given, None, Context(options, t, state=state, zeros=zeros))[0] for t in targets
+        ]
     if any(level.signature.bases for level in levels):
         raise CompileError("parameters or buffers share memory in part, which a file cannot have")
     copies = {id(t): t.detach().clone() for t in held.values()}  # tied ones are one tensor, there as here

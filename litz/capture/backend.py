@@ -24,7 +24,7 @@ from litz.capture.never_slower import never_slower
 from litz.capture.pieces import has_memory, piece_of
 from litz.capture.run_graph import as_written, of_forward_mode, turns_gradients_on
 from litz.capture.segments import cut, cut_at, standing_alone
-from litz.capture.state import refuse_under_gradients, state_of
+from litz.capture.state import refuse_under_gradients, state_of, zeros_of
 from litz.capture.subclasses import is_subclass, parts_of
 from litz.compat import capture_number, captured_now, graph_break, recompile_reason
 from litz.context import Context
@@ -111,7 +111,10 @@ def _compile(
 def _context(
     options: Options, occasion: Occasion, tensors: Sequence[Any] = (), state: Mapping[int, str] | None = None
 ) -> Context:
-    ctx = Context(options, _target(options, tensors), cache_of(os.environ), occasion=occasion, state=state or {})
+    zeros = zeros_of(tensors, state or {}) if options.freeze else ()
+    ctx = Context(
+        options, _target(options, tensors), cache_of(os.environ), occasion=occasion, state=state or {}, zeros=zeros
+    )
     watch = watch_now()
     ctx.watcher = None if watch is None else watch.begins(ctx)
     return ctx

@@ -27,7 +27,7 @@ from litz.capture.checkpoint import has_policy
 from litz.capture.modes import modes_now
 from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
-from litz.loop.operator import TORCHS_OWN
+from litz.loop.operator import TORCHS_OWN, is_zero_point
 from litz.ops.sizes import roughly
 from litz.options import Options
 from litz.source import source_digest
@@ -43,9 +43,10 @@ class Uncacheable(Exception):
 
 def key_entries(
     graph_module: fx.GraphModule, inputs: Sequence[Any], strides: Any, options: Options, target: Machine,
-    state: Collection[int] = (),
+    state: Collection[int] = (), zeros: Collection[int] = (),
 ) -> dict[str, str]:  # fmt: skip
-    """`state`: inputs that may be frozen. Their values are no part of the key, since they are none of the code."""
+    """`state`: inputs that may be frozen. Their values are no part of the key, since they are none of the code, but for
+    `zeros` among them that are zero points."""
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")
     _refuse_kernels_of_others()
@@ -57,7 +58,9 @@ def key_entries(
     if str(options.memory_budget).strip().endswith("%"):  # a share of what there is
         entries["target.memory"] = str(target.memory_bytes)
     if options.freeze:
-        entries["inputs.frozen"] = str(sorted(state))
+        nodes_of_inputs = enumerate(graph_module.graph.find_nodes(op="placeholder"))
+        points = {place for place, node in nodes_of_inputs if is_zero_point(node)}
+        entries["inputs.frozen"] = f"{sorted(state)}, zero {sorted(points.intersection(zeros))}"
     return entries | modes_now().entries() | options.cache_key_entries() | target.cache_key_entries() | versions()
 
 
@@ -132,12 +135,17 @@ class _Spelling:
         raise Uncacheable(f"an argument is a {type(arg).__qualname__}")
 
 
+_QUANTISED = "quantized_decomposed"  # torch's own, and written in Python
+
+
 def _named(function: Any) -> str:
     """A function of torch's or Python's own, which its name tells."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
         namespace = name.partition("::")[0]
-        if namespace not in TORCHS_OWN or (namespace == "aten" and name.partition(".")[0] in torch.library._defs):
+        if namespace not in (*TORCHS_OWN, _QUANTISED) or (
+            namespace == "aten" and name.partition(".")[0] in torch.library._defs
+        ):
             raise Uncacheable(f"{function} is not an operator of torch's own")
         return str(function)
     if isinstance(function, torch._ops.HigherOrderOperator):

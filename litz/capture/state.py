@@ -7,17 +7,19 @@ Plain arguments are none of them, whatever their type: another call may bring ot
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.compat import source_name
 from litz.context import Context
 from litz.errors import OptionError
 
 _STATE = re.compile(r"\._(parameters|buffers)\[['\"](?P<name>[^'\"]+)['\"]\]$")
+_WHOLE = (torch.int8, torch.int32, torch.int64)
 _MODULE = re.compile(r"\._modules\[['\"](?P<name>[^'\"]+)['\"]\]|\.(?P<attribute>[A-Za-z]\w*)")
 
 
@@ -28,6 +30,17 @@ def state_of(graph_module: fx.GraphModule, inputs: Sequence[Any], held: Sequence
     names = [_name_of(source_name(node)) for node in nodes[: len(nodes) - len(held)]]
     found = {place: name for place, name in enumerate([*names, *held]) if name is not None}
     return {place: name for place, name in found.items() if _may_be_watched(inputs[place])}
+
+
+def zeros_of(inputs: Sequence[Any], state: Collection[int]) -> frozenset[int]:
+    """Those of them that hold whole numbers, all of them zero: what they are is part of what is compiled."""
+    return frozenset(place for place in state if _is_zero(inputs[place]))
+
+
+def _is_zero(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or value.device.type != "cpu":
+        return False
+    return value.dtype in _WHOLE and not bool(value.any())
 
 
 def _name_of(source: str | None) -> str | None:
@@ -54,4 +67,4 @@ def refuse_under_gradients(ctx: Context) -> None:
         )
 
 
-__all__ = ["refuse_under_gradients", "state_of"]
+__all__ = ["refuse_under_gradients", "state_of", "zeros_of"]

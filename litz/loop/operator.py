@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,4 +49,10 @@ def returns_view(target: object) -> bool:
     return any(a.alias_info is not None and not a.alias_info.is_write for a in target._schema.arguments)
 
 
-__all__ = ["TORCHS_OWN", "OperatorName", "operator_named", "returns_view", "taken_apart"]
+def is_zero_point(node: Any) -> bool:
+    """Whether a node is the zero points of quantised weights. That they are zero, as is usual, saves sums of the other
+    factor; only their values tell, and so what was found is looked at again when constants are made of them."""
+    return any("dequantize_per_channel" in str(user.target) and user.args[2:3] == (node,) for user in node.users)
+
+
+__all__ = ["TORCHS_OWN", "OperatorName", "is_zero_point", "operator_named", "returns_view", "taken_apart"]

@@ -6,17 +6,16 @@ takes them out of the arguments. Only the trace tells what is written to, so all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from litz.context import Context
 from litz.errors import OptionError, source_of
 from litz.graph.freeze.frozen import FROZEN, ZERO
 from litz.graph.signature import Joint, Signature
+from litz.loop.operator import is_zero_point
 from litz.report import Freezing, Stays
 
 aten = torch.ops.aten
@@ -30,8 +29,7 @@ _BATCH_NORMS: dict[object, int | None] = {
 }  # fmt: skip
 
 
-def freeze(joint: Joint, given: Sequence[Any], ctx: Context) -> Joint:
-    """`given`: what the program was traced with."""
+def freeze(joint: Joint, ctx: Context) -> Joint:
     if not ctx.options.freeze:
         return joint
     arguments = tuple(range(len(joint.signature.places or joint.signature.inputs)))
@@ -43,7 +41,7 @@ def freeze(joint: Joint, given: Sequence[Any], ctx: Context) -> Joint:
         why = _why_it_stays(at, inputs, joint.signature) if joint.signature.subclasses is None else _SUBCLASSES
         if why is None:
             inputs[at].meta[FROZEN] = True
-            if is_zero_point(inputs[at]) and is_zero(given[place]):
+            if place in ctx.zeros and is_zero_point(inputs[at]):
                 inputs[at].meta[ZERO] = True
         else:
             stay.append(Stays(place, name, why))
@@ -51,17 +49,6 @@ def freeze(joint: Joint, given: Sequence[Any], ctx: Context) -> Joint:
     return joint
 
 
-def is_zero_point(node: fx.Node) -> bool:
-    """Whether the input is the zero points of quantised weights. That they are none, as is usual, saves sums of the
-    other factor; only their values tell, and so what was found is looked at again when constants are made."""
-    return any(user.args[2:3] == (node,) and _PER_CHANNEL in str(user.target) for user in node.users)
-
-
-def is_zero(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not bool(value.any())
-
-
-_PER_CHANNEL = "dequantize_per_channel"
 _SUBCLASSES = "arguments are subclasses of tensors, which are taken apart"
 
 
@@ -97,4 +84,4 @@ def _refuse_live_batch_norm(graph: fx.Graph, state: Mapping[int, str]) -> None:
             )  # fmt: skip
 
 
-__all__ = ["freeze", "is_zero", "is_zero_point"]
+__all__ = ["freeze"]

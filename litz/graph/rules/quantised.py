@@ -76,7 +76,9 @@ def quantised_product(match: Match) -> Any:
         factors.append(found)
     left, right = factors
     stop = _objection(match, left, right)
-    return match.miss(stop.why, stop.node) if stop is not None else _product(match, left, right, bias)
+    if stop is not None:
+        return match.miss(stop.why, stop.node if stop.node.op == "call_function" else None)  # an input has no line
+    return _product(match, left, right, bias)
 
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
