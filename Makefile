@@ -28,6 +28,7 @@
 # make bench-latency   one short sequence on a GPU: CUDA graphs, and the host's time without, against eager and inductor
 # make bench-inference   frozen inference against inductor, frozen and not, ONNX Runtime and OpenVINO, in float32 and bfloat16; what freezing adds to the first call; memory after discarding; INFERENCE="--only cold --models bert" for a part
 # make bench-decode   a token at a time with a static key-value cache, against inductor and the machine's read bandwidth; generate() with each kind of cache; DECODE="--types float32" for a part
+# make bench-int8   ResNet-50 and BERT quantised by PT2E, against inductor frozen, ONNX Runtime and Litz in float32; INT8="--how dynamic" for scales found at run time
 # make bench-minify   twelve faults planted in Litz, each in a real model, made small by litz minify and by torch's minifier; MINIFY="--only nan-llama --without-torch" for a part
 # make bench-models   many more models, inference and training, against eager; MODELS="--inductor" for inductor too
 
@@ -42,7 +43,7 @@ READY  := $(VENV)/.litz-ready
 ECOSYSTEM := .venv-ecosystem
 PEERS := .venv-peers
 
-.PHONY: bench-inference bench-decode bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
+.PHONY: bench-inference bench-decode bench-int8 bench-pareto test-page bench-explain bench-named bench-cut bench-memory bench-minify setup demo test test-all test-gpu test-gpu-ops bench-gpu bench-gpu-cold bench-latency test-ecosystem test-ops fuzz docs bench bench-training bench-models bench-optimizers bench-scaling bench-pieces bench-lengths bench-second bench-residency bench-from-c bench-operators figures lint format
 
 setup: $(READY)
 
@@ -80,6 +81,9 @@ bench: setup
 
 bench-pareto: setup
 	$(BIN)/python -m benchmarks.pareto $(PARETO)
+
+bench-int8: $(PEERS)/.litz-ready
+	$(PEERS)/bin/python -m benchmarks.int8 $(INT8)
 
 bench-inference: $(PEERS)/.litz-ready
 	$(PEERS)/bin/python -m benchmarks.inference $(INFERENCE)
