@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.bars import Bar
 from benchmarks.planted.faults import FAULTS, Fault
-from benchmarks.process import ROOT, THREADS, last_line
+from benchmarks.process import ROOT, THREADS, ends_well, last_line, run_with_all
 from benchmarks.table import figure, render
 
 RESULTS = Path(__file__).resolve().parent / "minify.json"
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--without-torch", action="store_true")
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args(arguments)
+    ends_well()
     results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in [] if options.report else options.only.split(","):
         with _folder() as folder:
@@ -119,9 +120,7 @@ def _alone(name: str, fault: Fault, text: str) -> Results:
 
 def _run(file: Path, environment: Mapping[str, str]) -> str:
     try:
-        done = subprocess.run(
-            [sys.executable, file.name], cwd=file.parent, env=environment, capture_output=True, text=True, timeout=ALONE
-        )
+        done = run_with_all([sys.executable, file.name], file.parent, environment, ALONE)
     except subprocess.TimeoutExpired:
         return "no end"
     if done.returncode < 0:
@@ -151,7 +150,7 @@ def _by_torch(name: str, folder: Path, limit: float) -> Results:
         return {"failed": f"it saw nothing wrong ({compiled.get('raised', 'no exception')})", **watch.spent()}
     ended = True
     try:
-        subprocess.run([sys.executable, launchers[0]], cwd=place, env=environment, capture_output=True, timeout=limit)
+        run_with_all([sys.executable, str(launchers[0])], place, environment, limit)
     except subprocess.TimeoutExpired:
         ended = False
     spent = watch.spent()
@@ -177,7 +176,7 @@ def _step(environment: Mapping[str, str], *arguments: str) -> Results:
     """One of `minify_one.py`."""
     command = [sys.executable, "-m", "benchmarks.minify_one", *arguments]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST)
+        done = run_with_all(command, ROOT, environment, LONGEST)
     except subprocess.TimeoutExpired:
         return {"failed": f"{arguments[0]}: no end within {LONGEST:.0f} seconds"}
     if done.returncode != 0:

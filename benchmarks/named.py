@@ -114,7 +114,7 @@ def cost(name: str, device: str) -> list[str]:
 
 
 def _without_events() -> AbstractContextManager[Any]:
-    return mock.patch.multiple("litz.codegen.llvm.record", begin_event=_nothing, end_event=_nothing)
+    return mock.patch.multiple("litz.codegen.llvm.record.Events", begin=_nothing, end=_nothing)
 
 
 def _nothing(*given: Any) -> None:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,7 @@ def in_fresh_process(
     as_installed()
     merged = {**os.environ, "OMP_NUM_THREADS": str(THREADS), **(environment or {})}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env=merged,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
+        done = run_with_all([sys.executable, "-m", module, *arguments], ROOT, merged, limit)
     except subprocess.TimeoutExpired:
         return {"failed": f"no result within {limit:.0f} seconds"}
     if done.returncode < 0:
@@ -69,6 +63,28 @@ def in_fresh_process(
         return json.loads(last_line(done.stdout))
     except ValueError:
         return {"failed": f"no result in {last_line(done.stdout)!r}"}
+
+
+def run_with_all(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], limit: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs it, and leaves none of its processes behind: not after the limit, nor where this one is interrupted."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        said = process.communicate(timeout=limit)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, *said)
+
+
+def ends_well() -> None:
+    """Has a request to end come as an exception, so that what was begun is ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def without_caches() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`litz.explain_match`: which rules applied to a model, which nearly did, and what stopped them.
 
-In: a model, its arguments, and a rule's or a subject's name. Out: an `Explanation` that prints well.
+In: a model, its arguments, and a rule's or a subject's name. Out: `Matches`, which print well.
 
 The model is captured and rewritten as in a compile, with the user's source lines kept on every node; nothing
 is generated.
@@ -29,7 +29,7 @@ from litz.target import detect
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Matches:
     rule: str
     fired: tuple[Firing, ...]
     near_misses: tuple[NearMiss, ...]  # nearest first
@@ -45,7 +45,7 @@ class Explanation:
 
 def explain_match(
     model: Callable[..., Any], *args: Any, rule: str, rules: Sequence[Rule] = (), **kwargs: Any
-) -> Explanation:
+) -> Matches:
     """What became of `rule` (a rule's name, or a subject such as "attention") on `model(*args, **kwargs)`."""
     wanted = {r.name for r in SUBJECTS.get(rule, ())} | {rule}
     known = {r.name for subject in SUBJECTS.values() for r in subject} | {r.name for r in rules} | set(SUBJECTS)
@@ -65,7 +65,7 @@ def explain_match(
     torch.compile(_apart(model), backend=backend)(*args, **kwargs)
     fired = tuple(f for ctx in contexts for f in ctx.firings if f.rule in wanted)
     near = [m for ctx in contexts for m in ctx.near_misses if m.rule in wanted]
-    return Explanation(rule, fired, tuple(sorted(near, key=lambda m: -m.matched)))
+    return Matches(rule, fired, tuple(sorted(near, key=lambda m: -m.matched)))
 
 
 def _apart(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,9 @@
 
 In: a graph of calls on inputs. Out: the text of a function `forward`; and from such text, the graph. Unlike the text
 that fx writes it has one spelling for each thing, so reading it needs no tracing: what a line calls, the node calls.
+
+A graph that an operator such as `cond` is given is a method beside `forward`, `self.true_0`: of all graphs inside a
+graph, wherever they stand, each has a name of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import builtins
 import importlib
 import math
 import operator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +24,8 @@ from litz.errors import LitzError, ParseError
 
 _CONSTANT_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _MAKES_CONSTANTS = {"torch.device": torch.device, "slice": slice, "float": float, "complex": complex}
-_HEAD = "def forward("
+# Operators that are made for compilers alone, as what users call.
+_AS_CALLED = {"tag_activation_checkpoint": "torch.utils.checkpoint.checkpoint"}
 
 
 class Unwritable(LitzError, ValueError):
@@ -28,17 +33,17 @@ class Unwritable(LitzError, ValueError):
 
 
 # -- writing -----------------------------------------------------------------------------------------
-def write_graph(graph: fx.Graph) -> str:
-    """The text of `forward`, without `self`."""
-    names = [node.name for node in graph.nodes if node.op == "placeholder"]
-    lines = [f"{_HEAD}{', '.join(names)}):"]
+def write_graph(graph: fx.Graph, name: str = "forward", method: bool = False) -> str:
+    """The text of the function; a method has `self`."""
+    names = ["self"] * method + [node.name for node in graph.nodes if node.op == "placeholder"]
+    lines = [f"def {name}({', '.join(names)}):"]
     last = _last_uses(graph)
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
             lines.append(f"    {node.name} = {_call(node)}" if node in last else f"    {_call(node)}")
         elif node.op == "output":
             lines.append(f"    return {_value(node.args[0], node)}")
-        elif node.op != "placeholder":
+        elif node.op not in ("placeholder", "get_attr"):
             raise Unwritable(
                 "state and modules of a graph must be inputs before it is written", node=node,
                 hint="pass the graph that a backend of torch.compile is given",
@@ -50,6 +55,51 @@ def modules_of(graph: fx.Graph) -> list[str]:
     """What the text of the graph needs to import."""
     paths = [path_of(node.target) for node in graph.nodes if node.op == "call_function"]
     return sorted({"torch", *(path.partition(".")[0] for path in paths if "." in path)})
+
+
+def inner_graphs(graph_module: fx.GraphModule) -> tuple[fx.Graph, dict[str, fx.Graph]]:
+    """The graph, and all that calls in it are given, each under its name."""
+    found: dict[str, fx.Graph] = {}
+
+    def named(module: fx.GraphModule) -> fx.Graph:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        names: dict[str, str] = {}
+        for node in module.graph.nodes:
+            copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+            if node.op != "get_attr":
+                continue
+            inner = operator.attrgetter(node.target)(module)
+            if not isinstance(inner, fx.GraphModule):
+                raise Unwritable("what a graph inside a graph holds has no text", node=node)
+            if node.target not in names:
+                names[node.target] = _free_name(node.target.rpartition(".")[2], found)
+                found[names[node.target]] = fx.Graph()  # the name is taken
+                found[names[node.target]] = named(inner)
+            copy.target = names[node.target]
+        return graph
+
+    return named(graph_module), found
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    candidates = (name, *(f"{name}_{number}" for number in range(len(taken) + 1)))
+    return next(each for each in candidates if each not in taken and each != "forward")
+
+
+def reached(graph: fx.Graph, inner: Mapping[str, fx.Graph]) -> dict[str, fx.Graph]:
+    """Of the graphs inside, those that are called."""
+    found: dict[str, fx.Graph] = {}
+    todo = list(_names_in(graph))
+    for name in todo:
+        if name not in found:
+            found[name] = inner[name]
+            todo += _names_in(inner[name])
+    return found
+
+
+def _names_in(graph: fx.Graph) -> Iterator[str]:
+    return (node.target for node in graph.nodes if node.op == "get_attr")
 
 
 def _last_uses(graph: fx.Graph) -> set[fx.Node]:
@@ -73,6 +123,8 @@ def path_of(function: Any) -> str:
         return f"torch.ops.{namespace}.{name}.{function._overloadname}"
     if isinstance(function, torch._ops.OpOverloadPacket):
         return f"torch.ops.{function._qualified_op_name.replace('::', '.')}"
+    if isinstance(function, torch._ops.HigherOrderOperator):
+        return _AS_CALLED.get(function.name(), f"torch.ops.higher_order.{function.name()}")
     name = getattr(function, "__name__", "")
     if function is not None and getattr(operator, name, None) is function:
         return f"operator.{name}"
@@ -91,6 +143,8 @@ def path_of(function: Any) -> str:
 
 def _value(value: Any, at: fx.Node) -> str:
     match value:
+        case fx.Node(op="get_attr"):
+            return f"self.{value.target}"
         case fx.Node():
             return value.name
         case tuple():
@@ -122,14 +176,21 @@ def _value(value: Any, at: fx.Node) -> str:
 # -- reading -----------------------------------------------------------------------------------------
 def read_graph(text: str) -> fx.Graph:
     """The graph of the one function `forward` in the text, with or without `self`."""
+    return read_graphs(text)[0]
+
+
+def read_graphs(text: str) -> tuple[fx.Graph, dict[str, fx.Graph]]:
+    """That graph, and those of the other methods."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise ParseError(f"this is no Python: {error}") from error
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "forward"]
-    if len(functions) != 1:
-        raise ParseError(f"the text has {len(functions)} functions `forward`, and a graph is one")
-    return _Reader(functions[0]).graph
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    whole = [n for n in functions if n.name == "forward"]
+    if len(whole) != 1:
+        raise ParseError(f"the text has {len(whole)} functions `forward`, and a graph is one")
+    methods = [n for n in functions if n.name != "forward" and [a.arg for a in n.args.args[:1]] == ["self"]]
+    return _Reader(whole[0]).graph, {method.name: _Reader(method).graph for method in methods}
 
 
 class _Reader:
@@ -179,6 +240,8 @@ class _Reader:
                 return {self._value(k): self._value(v) for k, v in zip(keys, values, strict=True) if k is not None}
             case ast.Call(func=function, args=args) if ast.unparse(function) in _MAKES_CONSTANTS:
                 return _MAKES_CONSTANTS[ast.unparse(function)](*map(self._value, args))
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return self.graph.create_node("get_attr", name)
             case ast.Attribute() | ast.Name():
                 return resolve(ast.unparse(value))
         raise ParseError(f"this is no argument of a call: {ast.unparse(value)}")
@@ -200,8 +263,15 @@ def resolve(path: str) -> Any:
     return found
 
 
-def graph_module(graph: fx.Graph) -> fx.GraphModule:
-    return fx.GraphModule(torch.nn.Module(), graph)
+def graph_module(graph: fx.Graph, inner: Mapping[str, fx.Graph] | None = None) -> fx.GraphModule:
+    """`inner`: the graphs that it is given to call."""
+    root = torch.nn.Module()
+    for name in _names_in(graph):
+        setattr(root, name, graph_module((inner or {})[name], inner))
+    return fx.GraphModule(root, graph)
 
 
-__all__ = ["Unwritable", "graph_module", "modules_of", "path_of", "read_graph", "resolve", "write_graph"]
+__all__ = [
+    "Unwritable", "graph_module", "inner_graphs", "modules_of", "path_of", "reached", "read_graph", "read_graphs",
+    "resolve", "write_graph",
+]  # fmt: skip

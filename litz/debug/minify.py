@@ -21,6 +21,7 @@ from litz.debug.reduce import (
     described,
     sharing_inputs,
     with_smaller_sizes,
+    without_graphs_inside,
     without_nodes,
     without_results,
 )
@@ -182,6 +183,7 @@ def _steps(folder: Path) -> tuple[tuple[str, Callable[..., Any]], ...]:
     return (
         ("fewer nodes", lambda best, shows: without_nodes(best, shows, folder)),
         ("fewer results", without_results),
+        ("fewer graphs inside", without_graphs_inside),
         ("shorter ways", bypassing),
         ("described", described),
         ("smaller sizes", with_smaller_sizes),

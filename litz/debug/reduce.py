@@ -8,9 +8,11 @@ its end, or its middle. Nodes go in large runs first, then in ever smaller ones.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ class _Values(fx.Interpreter):
     """What each node gives, before anything later writes to it."""
 
     def __init__(self, reproduction: Reproduction):
-        super().__init__(graph_module(reproduction.graph))
+        super().__init__(graph_module(reproduction.graph, reproduction.inner))
         self.reproduction = reproduction
         self.seen: dict[str, Any] = {}
 
@@ -88,6 +90,8 @@ def _part(whole: Reproduction, kept: Sequence[fx.Node], values: dict[str, Any], 
     for node in needed:
         if node in keep:
             continue
+        if node.op == "get_attr":
+            continue
         value = values.get(node.name)
         if node not in own and not isinstance(value, torch.Tensor):
             if isinstance(value, (bool, int, float)):
@@ -97,7 +101,7 @@ def _part(whole: Reproduction, kept: Sequence[fx.Node], values: dict[str, Any], 
         copies[node] = graph.placeholder(node.name)
         given.append(own[node] if node in own else describe(value, folder, keep=True))
     for node in whole.graph.nodes:
-        if node in keep:
+        if node in keep or (node.op == "get_attr" and node in needed):
             copies[node] = graph.node_copy(node, copies.__getitem__)
     results = {used for node in whole.graph.nodes if node.op == "output" for used in node.all_input_nodes}
     ends = [node for node in kept if node in results or not any(user in keep for user in node.users)]
@@ -142,6 +146,72 @@ def bypassing(whole: Reproduction, shows: Shows) -> Reproduction:
     return best
 
 
+# -- graphs inside -----------------------------------------------------------------------------------
+def without_graphs_inside(whole: Reproduction, shows: Shows) -> Reproduction:
+    """A call that is given a graph, as what that graph does; and of graphs that stay, calls as one of their operands."""
+    best = whole
+    while (found := next(filter(shows, _simpler_inside(best)), None)) is not None:
+        best = found
+    return best
+
+
+def _simpler_inside(whole: Reproduction) -> Iterator[Reproduction]:
+    for name, graph in whole.graphs.items():
+        for node in graph.nodes:
+            for inner in [used for used in node.all_input_nodes if used.op == "get_attr"]:
+                simpler = _in_place(graph, node, whole.inner[inner.target])
+                if simpler is not None:
+                    yield _with_graph(whole, name, simpler)
+    for name, graph in whole.graphs.items():
+        if name == "forward":
+            continue
+        for node in reversed([n for n in graph.nodes if n.op.startswith("call")]):
+            for operand in (used for used in node.all_input_nodes if used.op != "get_attr"):
+                simpler, copies = _copy(graph)
+                copies[node].replace_all_uses_with(copies[operand])
+                simpler.erase_node(copies[node])
+                yield _with_graph(whole, name, simpler)
+
+
+def _with_graph(whole: Reproduction, name: str, graph: fx.Graph) -> Reproduction:
+    if name == "forward":
+        return _alive(replace(whole, graph=graph))
+    _clear(graph)
+    return replace(whole, inner={**whole.inner, name: graph})
+
+
+def _in_place(graph: fx.Graph, call: fx.Node, inner: fx.Graph) -> fx.Graph | None:
+    """The graph with what is inside in the place of the call, whose last operands are those of the inside; None where
+    they are too few."""
+    made, copies = _copy(graph)
+    there = copies[call]
+    flat = [a for a in pytree.arg_tree_leaves(*there.args) if not (isinstance(a, fx.Node) and a.op == "get_attr")]
+    taken = [node for node in inner.nodes if node.op == "placeholder"]
+    if len(flat) < len(taken):
+        return None
+    own: dict[fx.Node, Any] = dict(zip(taken, flat[len(flat) - len(taken) :], strict=True))
+    with made.inserting_before(there):
+        for node in inner.nodes:
+            if node.op.startswith("call") or node.op == "get_attr":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), own.__getitem__)
+                own[node] = made.create_node(node.op, node.target, args, kwargs)
+    (end,) = (node for node in inner.nodes if node.op == "output")
+    results = fx.node.map_arg(end.args[0], own.__getitem__)
+    for user in list(there.users):
+        if user.target is operator.getitem and isinstance(result := results[user.args[1]], fx.Node):
+            user.replace_all_uses_with(result)
+            made.erase_node(user)
+        elif user.op == "output" and isinstance(results, (tuple, list)):
+            before = user.args[0] if isinstance(user.args[0], (tuple, list)) else (user.args[0],)
+            user.args = (tuple(chain.from_iterable(results if one is there else (one,) for one in before)),)
+        else:
+            user.args, user.kwargs = fx.node.map_arg(  # type: ignore[assignment]
+                (user.args, user.kwargs), lambda node: results if node is there else node
+            )
+    made.erase_node(there)
+    return made
+
+
 def _alike(a: Any, b: Any) -> bool:
     tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     return tensors and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
@@ -158,15 +228,19 @@ def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 def _alive(reproduction: Reproduction) -> Reproduction:
     """Without nodes and inputs that nothing needs."""
     graph, given = reproduction.graph, list(reproduction.given)
-    for node in reversed(list(graph.nodes)):
-        if node.op.startswith("call") and not node.users and not _writes(node):
-            graph.erase_node(node)
+    _clear(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for place in reversed(range(len(placeholders))):
         if not placeholders[place].users:
             graph.erase_node(placeholders[place])
             del given[place]
     return replace(reproduction, graph=graph, given=tuple(given))
+
+
+def _clear(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (node.op == "get_attr" or (node.op.startswith("call") and not _writes(node))):
+            graph.erase_node(node)
 
 
 def _writes(node: fx.Node) -> bool:
@@ -270,11 +344,11 @@ def _resized(whole: Reproduction, size: int, smaller: int) -> Iterator[Reproduct
 
         if factor and not any(s != size and s % size == 0 for given in whole.given for s in given.sizes):
             return
-        graph, _ = _copy(whole.graph)
-        for node in graph.nodes:
+        graphs = {name: _copy(graph)[0] for name, graph in whole.graphs.items()}
+        for node in (node for graph in graphs.values() for node in graph.nodes):
             node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), new)  # type: ignore[misc]
         given = tuple(_resize(each, new) for each in whole.given)
-        yield replace(whole, graph=graph, given=given)
+        yield replace(whole, graph=graphs.pop("forward"), inner=graphs, given=given)
 
 
 _RANGE = re.compile(r"torch\.randint\((-?\d+), (\d+),")
@@ -288,5 +362,6 @@ def _resize(given: Given, new: Callable[[int], int]) -> Given:
 
 
 __all__ = [
-    "bypassing", "described", "inputs_of", "sharing_inputs", "with_smaller_sizes", "without_nodes", "without_results",
+    "bypassing", "described", "inputs_of", "sharing_inputs", "with_smaller_sizes", "without_graphs_inside",
+    "without_nodes", "without_results",
 ]  # fmt: skip

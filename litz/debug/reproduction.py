@@ -21,7 +21,15 @@ from torch import fx
 
 from litz.capture.lift_state import lift_state
 from litz.debug.given import Given, describe
-from litz.debug.graph_text import Unwritable, modules_of, path_of, read_graph, write_graph
+from litz.debug.graph_text import (
+    Unwritable,
+    inner_graphs,
+    modules_of,
+    path_of,
+    reached,
+    read_graphs,
+    write_graph,
+)
 from litz.errors import ParseError
 from litz.graph.rewrite import Rule
 
@@ -32,7 +40,8 @@ _WIDE = 116  # columns of a line
 @dataclass(frozen=True)
 class Reproduction:
     """`setup` is Python that is run first, such as imports of operators of your own. `slower_than`: how many times
-    eager's time is a failure, if being slow may be one. `folder`: where what is kept of inputs lies."""
+    eager's time is a failure, if being slow may be one. `folder`: where what is kept of inputs lies. `inner`: the graphs
+    that calls are given, as those of `cond` are."""
 
     graph: fx.Graph
     given: tuple[Given, ...]
@@ -40,27 +49,32 @@ class Reproduction:
     setup: str = ""
     slower_than: float | None = None
     folder: Path | None = None
+    inner: Mapping[str, fx.Graph] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> Mapping[str, fx.Graph]:
+        """With those inside that are called, by the names of their functions."""
+        return {"forward": self.graph, **reached(self.graph, self.inner)}
 
     @property
     def calls(self) -> int:
-        return sum(node.op.startswith("call") for node in self.graph.nodes)
+        return sum(node.op.startswith("call") for graph in self.graphs.values() for node in graph.nodes)
 
     def text(self, title: str = "A graph, and inputs of it.", files: Path | None = None) -> str:
         """`files`: the folder with what is kept, which is then written into the text."""
         beside = files is None and any(given.kept for given in self.given)
         inputs = [given.text() if files is None else given.within(files) for given in self.given]
-        modules = {*modules_of(self.graph), *_modules_of(self.options)}
+        modules = {name for graph in self.graphs.values() for name in modules_of(graph)} | {*_modules_of(self.options)}
         modules |= {name for name in ("base64", "zlib") if any(f"{name}." in each for each in inputs)}
         imports = sorted(f"import {name}" for name in modules) + ["from litz.debug.reproduce import main"]
         imports += ["from pathlib import Path"] if beside else []
         how = {"options": _spelled(self.options)} if self.options else {}
         how |= {"slower_than": repr(self.slower_than)} if self.slower_than is not None else {}
-        header, _, body = write_graph(self.graph).partition("\n")
-        header = header.replace("(", "(self, ").replace(", )", ")")
+        functions = [write_graph(graph, name, method=True) for name, graph in self.graphs.items()]
         lines = [f'"""{title}"""', *([_BEGIN, *self.setup.splitlines(), _END] if self.setup else []), *imports]
         lines += ["here = Path(__file__).parent"] if beside else []
         lines += ["", "class Graph(torch.nn.Module):"]
-        lines += [f"    {header}", *textwrap.indent(body, "    ").split("\n")]
+        lines += textwrap.indent("\n".join(functions), "    ").split("\n")
         lines += ["", "def inputs():", "    return [", *_packed(inputs), "    ]", ""]
         lines += [f"how = {{{', '.join(f'{name!r}: {value}' for name, value in how.items())}}}"]
         return "\n".join([*lines, 'if __name__ == "__main__":', "    main(Graph(), inputs, **how)", ""])
@@ -72,7 +86,8 @@ class Reproduction:
         given = tuple(describe(x, folder, keep=True) for x in (*inputs, *state.values()))
         if not torch.is_grad_enabled():
             given = tuple(replace(each, requires_grad=False) for each in given)
-        return Reproduction(lifted.graph, given, folder=folder, **how)
+        graph, inner = inner_graphs(lifted)
+        return Reproduction(graph, given, folder=folder, inner=inner, **how)
 
     @staticmethod
     def read(path: Path, folder: Path) -> Reproduction:
@@ -88,7 +103,8 @@ class Reproduction:
         setup = text.partition(f"{_BEGIN}\n")[2].partition(f"\n{_END}\n")[0] if f"{_BEGIN}\n" in text else ""
         torch.manual_seed(0)
         given = tuple(describe(x, folder, keep=True) for x in space["inputs"]())
-        return Reproduction(read_graph(text), given, setup=setup, folder=folder, **space["how"])
+        graph, inner = read_graphs(text)
+        return Reproduction(graph, given, setup=setup, folder=folder, inner=inner, **space["how"])
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -131,6 +147,8 @@ def _with_inputs_of(
     for node in captured.graph.nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.op == "get_attr":
+            setattr(root, node.target, getattr(captured, node.target))
     return fx.GraphModule(root, graph)
 
 

@@ -7,14 +7,20 @@ runs one file, and whatever becomes of it, the others do not notice.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+_PAUSE = 0.01  # seconds, before a child is asked again whether it has ended
+_DEATH_SIGNAL = 1  # of `prctl`
 
 
 def serve() -> None:
@@ -30,14 +36,35 @@ def serve() -> None:
 
     _load_all()
     say(ready=True)
+    me = os.getpid()
     for line in iter(sys.stdin.readline, ""):
         child = os.fork()
         if child == 0:
             os.setsid()
+            _end_with(me)
             file, known = json.loads(line)
             os._exit(_run(Path(file), None if known is None else Path(known), say))
         say(pid=child)
-        say(ended=os.waitpid(child, 0)[1])
+        say(ended=_end_of(child))
+
+
+def _end_of(child: int) -> int:
+    """Its status. Who asks for trials says nothing until it is told; what comes is the end of it."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if select.select([sys.stdin], [], [], _PAUSE)[0]:
+            os.killpg(child, signal.SIGKILL)
+            os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Where the system can, this process is ended with the other one, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _load_all() -> None:

@@ -7,8 +7,9 @@ between operators that only Python can call.
 
 from __future__ import annotations
 
-from litz.codegen.llvm import record, shim
+from litz.codegen.llvm import shim
 from litz.codegen.llvm.body import Scope
+from litz.codegen.llvm.record import Events
 from litz.codegen.llvm.writer import Module, Writer
 from litz.codegen.plan import IN_TIME
 from litz.loop.expr import Expr
@@ -32,8 +33,13 @@ class HostWriter:
     """One host function; a long one is several, called one after the other."""
 
     def __init__(self, module: Module, name: str, slots: dict[str, int], sizes: tuple[str, ...], device: shim.Device):
-        self.w, self.name, self.slots, self.sizes, self.device = Writer(module), name, slots, sizes, device
+        self.name, self.slots, self.sizes, self.device = name, slots, sizes, device
         self.parts: list[str] = []
+        self._begin_part(module)
+
+    def _begin_part(self, module: Module) -> None:
+        self.w = Writer(module)
+        self.events = Events(self.w, self.slots)
 
     def pointer(self, buffer: str) -> str:
         address = self.w.let(f"getelementptr ptr, ptr %slots, i64 {self.slots[buffer]}", "p")
@@ -56,10 +62,6 @@ class HostWriter:
         """A library operator through the C shim; the buffers it allocated."""
         return shim.write_call(self.w, call, self.slots, self.w.module, self.sizes, self.device)
 
-    def begin_event(self, label: str) -> None:
-        """What a profiler shows for what follows."""
-        record.begin_event(self.w, self.slots, label)
-
     def release(self, buffers: list[str]) -> None:
         for name in buffers:
             shim.release(self.w, self.w.module, self.pointer(shim.handle_slot(name)))
@@ -73,7 +75,7 @@ class HostWriter:
         self.parts.append(f"{self.name}.{len(self.parts)}")
         self.w.emit("ret void")
         self.w.define(self.parts[-1], _PARAMETERS)
-        self.w = Writer(self.w.module)
+        self._begin_part(self.w.module)
 
     def finish(self) -> None:
         if self.parts:
@@ -82,7 +84,7 @@ class HostWriter:
                 self.w.emit(f"call void @{part}({_PARAMETERS})")
                 if part != self.parts[-1]:
                     self._stop_after_failure()
-        record.end_event(self.w, self.slots)
+        self.events.end()
         self.w.emit("ret void")
         self.w.define(self.name, _PARAMETERS)
 

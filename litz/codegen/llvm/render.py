@@ -95,7 +95,7 @@ def render(
         elif at == layout.first_effect:
             writer.stop_if_failed([*overdue, *chain.from_iterable(held.values())])
         writer.make_room()
-        writer.begin_event(str(label_of_batch([labels[position] for position in positions])))
+        writer.events.begin(str(label_of_batch([labels[position] for position in positions])))
         if isinstance(step, Call):
             for name in writer.call(step):
                 if name in handed:

@@ -146,7 +146,7 @@ class Writer:
     def __init__(self, module: Module):
         self.module = module
         self.lines: list[str] = []
-        self.entry: list[str] = []  # stack slots, placed in the entry block whatever loop asks for them
+        self.entry: list[str] = []  # what the entry block begins with, whatever loop asks for it
         self._count = 0
         self._known: dict[str, str] | None = None  # what a stretch of shared code has computed
 
@@ -192,6 +192,12 @@ class Writer:
     def slot(self, type_text: str, align: int = 64) -> str:
         name = self.fresh("slot")
         self.entry.append(f"  {name} = alloca {type_text}, align {align}")
+        return name
+
+    def first(self, text: str) -> str:
+        """An instruction on the parameters alone, run when the function is entered."""
+        name = self.fresh()
+        self.entry.append(f"  {name} = {text}")
         return name
 
     # -- integers ---------------------------------------------------------------------------------
