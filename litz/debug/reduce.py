@@ -148,7 +148,7 @@ def bypassing(whole: Reproduction, shows: Shows) -> Reproduction:
 
 # -- graphs inside -----------------------------------------------------------------------------------
 def without_graphs_inside(whole: Reproduction, shows: Shows) -> Reproduction:
-    """A call that is given a graph, as what that graph does; and of graphs that stay, calls as one of their operands."""
+    """A call that is given a graph, as what that graph does; in graphs that stay, calls as one of their operands."""
     best = whole
     while (found := next(filter(shows, _simpler_inside(best)), None)) is not None:
         best = found

@@ -40,7 +40,7 @@ _WIDE = 116  # columns of a line
 @dataclass(frozen=True)
 class Reproduction:
     """`setup` is Python that is run first, such as imports of operators of your own. `slower_than`: how many times
-    eager's time is a failure, if being slow may be one. `folder`: where what is kept of inputs lies. `inner`: the graphs
+    eager's time is a failure, if being slow may be one. `folder`: where what is kept of inputs lies. `inner`: graphs
     that calls are given, as those of `cond` are."""
 
     graph: fx.Graph

@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def _end_of(child: int) -> int:
         if ended:
             return status
         if select.select([sys.stdin], [], [], _PAUSE)[0]:
-            os.killpg(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
             os._exit(0)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,44 @@ def test_a_process_that_ends_in_eager_is_not_litz_s_affair(tmp_path: Path) -> No
     with Trials(tmp_path, 10) as trials:
         found = trials(ends)
     assert found.kind == "invalid" and "ended by SIGABRT in eager" in found.told
+
+
+ASKS = """
+import sys
+from pathlib import Path
+import torch
+from torch import fx
+from litz.debug.given import Given
+from litz.debug.reproduction import Reproduction
+from litz.debug.trials import Trials
+
+graph = fx.Graph()
+graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
+setup = "import os, pathlib, time\\npathlib.Path('pid').write_text(str(os.getpid()))\\ntime.sleep(600)"
+asleep = Reproduction(graph, (Given((3,), torch.float32, "torch.randn({sizes})"),), setup=setup)
+with Trials(Path("trials"), 600) as trials:
+    trials(asleep)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_what_is_tried_ends_with_who_asks_for_it(how: signal.Signals, tmp_path: Path) -> None:
+    asks = subprocess.Popen([sys.executable, "-c", ASKS], env=ENVIRONMENT, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    file = tmp_path / "pid"
+    while not (file.exists() and file.read_text()):
+        assert asks.poll() is None
+        time.sleep(0.05)
+    asks.send_signal(how)
+    asks.wait()
+    deadline = time.monotonic() + 20
+    while is_running(int(file.read_text())):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
