@@ -41,3 +41,14 @@ def test_dynamo_raises_its_own_error_whatever_the_backend() -> None:
 def test_the_sign_of_what_softshrink_shrinks_to_nothing_depends_on_its_place() -> None:
     signs = torch.signbit(torch.nn.functional.softshrink(torch.full((37,), -0.3), 0.5))
     assert not signs[0] and signs[-1]
+
+
+def test_the_tangent_of_a_product_with_a_number_is_float64_where_there_are_no_dimensions() -> None:
+    x = torch.tensor(0.5)
+
+    def tangent(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda x: torch.addcdiv(x, x, x, value=3.14), (x,), (x,))[1]
+
+    assert torch.func.jvp(lambda x: x * 3.14, (x,), (x,))[1].dtype == torch.float64
+    assert tangent(x).dtype == torch.float32
+    assert torch.compile(tangent, backend="eager")(x).dtype == torch.float64
