@@ -23,7 +23,16 @@ from litz.pipeline import compile_function
 from litz.target import Machine, detect, detect_gpu
 from tests.opinfo import judge
 from tests.opinfo.draws import Recorded, Replayed
-from tests.opinfo.known import DISAGREE, IN_FORWARD_MODE, OF_ORDER_ONE, SHARING, UNINITIALISED, ZERO_SIGNS, at_fault, unwritten
+from tests.opinfo.known import (
+    DISAGREE,
+    IN_FORWARD_MODE,
+    OF_ORDER_ONE,
+    SHARING,
+    UNINITIALISED,
+    ZERO_SIGNS,
+    at_fault,
+    unwritten,
+)
 from tests.opinfo.samples import DTYPES, Case, Derivative, copied, with_gradients
 from tests.opinfo.through_dynamo import Watched, by_litz_jvp, executable, flat
 

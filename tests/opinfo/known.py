@@ -1,8 +1,8 @@
 """Operators on which a comparison with eager says nothing about Litz, each with its reason.
 
 `UNINITIALISED`: results whose values eager leaves undefined; their form is compared. `unwritten`: the same of some.
-`at_fault`: eager itself is wrong. `DISAGREE`: eager and tracing themselves disagree; `IN_FORWARD_MODE`: on tangents. The
-reproducers need no Litz; `test_known.py` runs them.
+`at_fault`: eager itself is wrong. `DISAGREE`: eager and tracing themselves disagree; `IN_FORWARD_MODE`: on tangents.
+The reproducers need no Litz; `test_known.py` runs them.
 """
 
 from __future__ import annotations
@@ -69,6 +69,6 @@ DISAGREE: dict[str, str] = {
 }
 
 IN_FORWARD_MODE: dict[str, str] = {
-    "addcdiv 7": "Dynamo makes a product with a number of `value`; of tensors without dimensions torch's tangent of such a "
-    "product is float64, whatever the tensors are",
+    "addcdiv 7": "Dynamo makes a product with a number of `value`; of tensors without dimensions torch's tangent "
+    "of such a product is float64, whatever the tensors are",
 }
