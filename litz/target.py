@@ -44,6 +44,7 @@ _PORTABLE = {
     "neon": ("generic", "+neon,+fp-armv8"),
 }
 _FALLBACK_L2 = 512 * 1024
+_FALLBACK_LAST = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Target:
     vector_registers: int
     threads: int
     l2_bytes: int = _FALLBACK_L2
+    last_cache_bytes: int = _FALLBACK_LAST
     function_bytes: tuple[int, ...] = ()  # vectors that torch carries mathematical functions for, the widest first
 
     def lanes(self, element_bytes: int) -> int:
@@ -193,7 +195,7 @@ class Target:
             "target.cpu": self.cpu,
             "target.features": self.features,
             "target.threads": str(self.threads),
-            "target.cache": str(self.l2_bytes),
+            "target.cache": f"{self.l2_bytes}/{self.last_cache_bytes}",
             "target.functions": "/".join(map(str, self.function_bytes)),
         }
 
@@ -358,6 +360,7 @@ def _machine(wanted_isa: str) -> Target:
         vector_registers=_VECTOR_REGISTERS[isa],
         threads=1,
         l2_bytes=_cache_bytes(2, _FALLBACK_L2),
+        last_cache_bytes=_cache_bytes(3, _FALLBACK_LAST),
         function_bytes=_function_bytes(_VECTOR_BYTES[isa]),
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from litz.codegen.depend import depends
+from litz.codegen.far import asked_ahead
 from litz.codegen.lanes import vector_axis
 from litz.codegen.rows import RowPlan, keep_what_is_dear, may_be_held, plan_passes, shared_loads
 from litz.loop.expr import Expr
@@ -14,7 +17,8 @@ _MOST_ADDED = 20  # numbers in a sum that is not cut; eager adds up 16, but a cu
 SCRATCH_COPIES = 4  # vectors that a row of scratch has room for side by side, where lanes are not reduced
 
 
-def plan_for_cpu(kernel: Kernel, target: Target) -> RowPlan:
+def plan_for_cpu(kernel: Kernel, target: Target, far: Collection[str] = ()) -> RowPlan:
+    """`far`: buffers that no cache holds."""
     vector = vector_axis(kernel)
     varies = depends(kernel.body, kernel.reduced)
     types = {op.dtype for op in kernel.body if not isinstance(op, Store)}
@@ -29,7 +33,8 @@ def plan_for_cpu(kernel: Kernel, target: Target) -> RowPlan:
             return RowPlan(kernel, vector, lanes, vectors, 1, True, passes, {}, most_added=_MOST_ADDED)
     width = 1 if vector in kernel.reduced else lanes * SCRATCH_COPIES
     passes, kept = keep_what_is_dear(kernel, varies, passes, _SCRATCH_BYTES, width)
-    return RowPlan(kernel, vector, lanes, copies, 1, False, passes, kept, most_added=_MOST_ADDED)
+    ahead = asked_ahead(kernel, vector, far)
+    return RowPlan(kernel, vector, lanes, copies, 1, False, passes, kept, most_added=_MOST_ADDED, ahead=ahead)
 
 
 def _copies(kernel: Kernel, size: Expr, lanes: int) -> int:

@@ -55,6 +55,7 @@ class RowPlan:
         None  # loads that are in registers for all passes, where `copies` vectors are a row
     )
     most_added: int = 63  # numbers that an accumulator takes in, before a floating-point sum is cut
+    ahead: frozenset[str] = frozenset()  # buffers that are asked for ahead of time, as no cache holds them
 
     @cached_property
     def rows(self) -> tuple[Axis, ...]:
@@ -103,7 +104,8 @@ class RowPlan:
         )
         shared = "" if self.shared_axis is None else f" of {self.shared_axis.name}"
         rows = ", ".join(f"{a.name}: {a.size}" for a in self.rows)
-        lines = [f"rows({rows}) along {along} by {self.team}{shared}{how}"]
+        ahead = f", ahead: {', '.join(sorted(self.ahead))}" if self.ahead else ""
+        lines = [f"rows({rows}) along {along} by {self.team}{shared}{how}{ahead}"]
         for number, one in enumerate(self.passes):
             lines += [f"  {_shown(op)}" for op in one.before]
             if one.sinks:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from litz.codegen.coarse import BITS, Coarse
+from litz.codegen.far import AHEAD_BYTES, LINE_BYTES
 from litz.codegen.llvm import math
 from litz.codegen.llvm.divide import divided
 from litz.codegen.llvm.draw import draw
@@ -48,6 +49,7 @@ class Scope:
     error: str = "%error"
     sizes: dict[str, str] = field(default_factory=dict)  # sizes known only at run time
     coarse: Mapping[str, Coarse] = field(default_factory=dict)  # values that need not be good to their last place
+    ahead: frozenset[str] = frozenset()  # buffers of which more is asked for than is read
 
     # -- values -------------------------------------------------------------------------------------
     def wide(self, name: str) -> bool:
@@ -291,6 +293,8 @@ class Scope:
         if self.contiguous(op.index):
             address = w.let(f"getelementptr {element}, ptr {pointer}, i64 {index}", "p")
             if live is None:
+                if op.buffer in self.ahead and copy * lanes * size % LINE_BYTES == 0:
+                    self._ask_ahead(address)
                 text = w.let(f"load {t}, ptr {address}, align {self._alignment(op.index, size)}")
             elif (whole := self._all_or_none(mask, copy)) is not None:
                 text = self._when_live(whole, t, address, self._alignment(op.index, size))
@@ -307,6 +311,11 @@ class Scope:
         if op.dtype == "b1":
             text = w.let(f"icmp ne {t} {text}, zeroinitializer")
         return Operand(text, op.dtype, lanes)
+
+    def _ask_ahead(self, address: str) -> None:
+        w = self.writer
+        w.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        w.emit(f"call void @llvm.prefetch.p0(ptr {w.address('i8', address, AHEAD_BYTES)}, i32 0, i32 3, i32 1)")
 
     def _masked_load(self, live: str, t: str, address: str, element: str) -> str:
         w, lanes, size = self.writer, self.lanes, _BYTES[element]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from litz.codegen.far import far_inputs, far_of
 from litz.codegen.llvm import batch, contract, looked_up, loops, microkernel, tiles
 from litz.codegen.llvm.host import HostWriter
 from litz.codegen.llvm.naming import UNNAMED, Named, anonymous, named
@@ -51,6 +52,7 @@ class CpuKernels:
         self._workspace = 0  # bytes a thread
         self._parts: set[str] = set()  # those that stand in batches
         self._flat = self._shared_flat_forms(program)
+        self._far = far_inputs(program, target.last_cache_bytes)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -95,11 +97,12 @@ class CpuKernels:
         flat = self._flat.get(step.name)
         order = tuple(dict.fromkeys((*step.reads, *step.writes)))
         shared = anonymous(flat or step, order)
-        types = tuple((self.buffers[b].dtype, None if flat else self.buffers[b].size) for b in order)
+        far = far_of(step, self.buffers, self._far, self.target.last_cache_bytes)
+        types = tuple((self.buffers[b].dtype, None if flat else self.buffers[b].size, b in far) for b in order)
         key = (shared.axes, shared.reduced, shared.body, types, flat is None)
         kernel = self.built.get(key)
         if kernel is None:
-            kernel = self.built[key] = self._build(shared, order, flat is not None)
+            kernel = self.built[key] = self._build(shared, order, flat is not None, far)
         self.functions[step.name] = kernel.name
         if flat is not None:
             kernel = replace(kernel, units=elements(step), work=work_of(step))
@@ -113,7 +116,7 @@ class CpuKernels:
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         return Launch(kernel, tuple(names[b] for b in kernel.buffers))
 
-    def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool) -> Rendered:
+    def _build(self, kernel: Kernel, order: tuple[str, ...], flat: bool, far: frozenset[str]) -> Rendered:
         buffers = {f"b{i}": replace(self.buffers[b], name=f"b{i}") for i, b in enumerate(order)}
         own = looked_up.OWN if self.target.looks_up else {}
         module = Module(Dialect(self.target.function_bytes, own=own))
@@ -133,7 +136,8 @@ class CpuKernels:
                     self.tiles[used] = None
                     self._written(microkernel.text(used))
         else:
-            rendered = (loops.render_flat if flat else loops.render)(kernel, *around)
+            asked = frozenset(f"b{i}" for i, b in enumerate(order) if b in far)
+            rendered = (loops.render_flat if flat else loops.render)(kernel, *around, asked)
         write_team_body(module, rendered)
         name, text = named(module.text())
         self._modules[text] = None

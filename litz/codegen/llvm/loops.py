@@ -8,6 +8,8 @@ A unit is a row (or a stretch of the vector axis when rows are few).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from litz.codegen.llvm.body import Scope
 from litz.codegen.llvm.rendered import TRAILING, Rendered
 from litz.codegen.llvm.rows import Rows
@@ -24,16 +26,19 @@ _FLAT_GRAIN = 64  # elements: whole cache lines of any type
 
 
 def render(
-    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
-) -> Rendered:
-    return _Function(plan_for_cpu(kernel, target), buffers, module, name, sizes).run()
+    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = (),
+    far: Collection[str] = (),
+) -> Rendered:  # fmt: skip
+    """`far`: buffers that no cache holds."""
+    return _Function(plan_for_cpu(kernel, target, far), buffers, module, name, sizes).run()
 
 
 def render_flat(
-    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = ()
-) -> Rendered:
+    kernel: Kernel, buffers: dict[str, Buffer], target: Target, module: Module, name: str, sizes: tuple[str, ...] = (),
+    far: Collection[str] = (),
+) -> Rendered:  # fmt: skip
     """A kernel in its flat form: its units are elements, however many there are."""
-    return _Function(plan_for_cpu(kernel, target), buffers, module, name, sizes).run_flat()
+    return _Function(plan_for_cpu(kernel, target, far), buffers, module, name, sizes).run_flat()
 
 
 class _Function:
@@ -42,7 +47,7 @@ class _Function:
         self.used = tuple(dict.fromkeys((*plan.kernel.reads, *plan.kernel.writes)))
         self.w = Writer(module)
         pointers = {b: f"%b{i}" for i, b in enumerate(self.used)}
-        frame = Scope(self.w, buffers, pointers, plan.lanes, plan.vector, plan.varies)
+        frame = Scope(self.w, buffers, pointers, plan.lanes, plan.vector, plan.varies, ahead=plan.ahead)
         frame.sizes = self.w.load_sizes(sizes)
         self.rows = Rows(plan, self.w, frame)
 
