@@ -24,6 +24,7 @@ from litz.graph.alias import is_view
 from litz.graph.freeze.frozen import RELIED_ON, ZERO
 from litz.graph.pattern import ANY, call
 from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.rules.quantised_formulas import cast
 from litz.graph.sizes import sizes
 from litz.ops.int8 import INT8_CONVOLUTION, INT8_MM
 
@@ -181,38 +182,33 @@ def _product(match: Match, left: _Factor, right: _Factor, bias: fx.Node | None) 
     is_image = root.target is aten.convolution.default
     if is_image:
         stride, padding, dilation = root.args[3:6]
-        beyond = None if isinstance(zero, int) else match.call(aten._to_copy.default, zero, dtype=torch.uint8)
+        beyond = None if isinstance(zero, int) else cast(match, zero, torch.uint8)
         number = zero if isinstance(zero, int) else 0
         sums = match.call(INT8_CONVOLUTION, x, right.node, beyond, number, stride, padding, dilation)
     else:
         sums = match.call(INT8_MM, x, right.node)
     if not isinstance(zero, int) or zero:
         sums = match.call(aten.sub.Tensor, sums, _for_channels(match, _shift(match, right, zero)))
-    result = match.call(aten._to_copy.default, sums, dtype=torch.float32)
+    result = cast(match, sums, torch.float32)
     for scale in _scales(match, left, right):
         result = match.call(aten.mul.Tensor, result, _for_channels(match, scale))
     if bias is not None:
-        wide = (
-            bias
-            if bias.meta["val"].dtype is torch.float32
-            else match.call(aten._to_copy.default, bias, dtype=torch.float32)
-        )
-        result = match.call(aten.add.Tensor, result, _for_channels(match, wide))
-    dtype = root.meta["val"].dtype
-    return result if dtype is torch.float32 else match.call(aten._to_copy.default, result, dtype=dtype)
+        wide = _for_channels(match, cast(match, bias, torch.float32))
+        result = match.call(aten.add.Tensor, result, wide)
+    return cast(match, result, root.meta["val"].dtype)
 
 
 def _unsigned(match: Match, left: _Factor) -> tuple[fx.Node, Union[int, fx.Node]]:
     """The input as the instruction takes it, without signs, and its zero point."""
     zero = left.zero
     if isinstance(zero, fx.Node):
-        zero = match.call(aten._to_copy.default, zero, dtype=torch.int32)
+        zero = cast(match, zero, torch.int32)
     assert zero is not None
     if left.node.meta["val"].dtype is torch.uint8:
         return left.node, zero
-    wide = match.call(aten._to_copy.default, left.node, dtype=torch.int32)
+    wide = cast(match, left.node, torch.int32)
     moved = match.call(aten.add.Tensor, wide, 128)
-    x = match.call(aten._to_copy.default, moved, dtype=torch.uint8)
+    x = cast(match, moved, torch.uint8)
     return x, zero + 128 if isinstance(zero, int) else match.call(aten.add.Tensor, zero, 128)
 
 
@@ -226,13 +222,13 @@ def _shift(match: Match, right: _Factor, zero: Union[int, fx.Node]) -> fx.Node:
 def _scales(match: Match, left: _Factor, right: _Factor) -> list[Union[float, fx.Node]]:
     """What the sums are multiplied by: one product where both are known before the call."""
     if isinstance(left.scale, fx.Node):
-        own = match.call(aten._to_copy.default, left.scale, dtype=torch.float32)
+        own = cast(match, left.scale, torch.float32)
         return [right.scale, own]
     if not isinstance(right.scale, fx.Node):
         return [left.scale * right.scale]
-    wide = match.call(aten._to_copy.default, right.scale, dtype=torch.float64)
+    wide = cast(match, right.scale, torch.float64)
     both = match.call(aten.mul.Tensor, wide, left.scale)
-    return [match.call(aten._to_copy.default, both, dtype=torch.float32)]
+    return [cast(match, both, torch.float32)]
 
 
 def _for_channels(match: Match, value: Any) -> Any:

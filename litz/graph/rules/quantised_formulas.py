@@ -17,6 +17,8 @@ from torch import fx
 from litz.graph.pattern import ANY, Wild, bind, call
 from litz.graph.rewrite import Match, Rules, rule
 
+aten = torch.ops.aten
+
 NAMESPACE = "quantized_decomposed"
 
 
@@ -30,9 +32,8 @@ def _rules() -> Rules:
     for name, formula in _FORMULAS.items():
         target = _operator(name)
         if target is not None:
-            made.append(
-                rule(call(target, ..., users=ANY), name=name.partition(".")[0], any_size=True)(_rewrites(formula))
-            )
+            named = name.partition(".")[0]
+            made.append(rule(call(target, ..., users=ANY), name=named, any_size=True)(formula))
     choice = _operator("choose_qparams.tensor")
     if choice is not None:
         one = call(operator.getitem, call(choice, ..., name="choice", users=ANY), Wild(), users=ANY)
@@ -46,57 +47,53 @@ def _operator(name: str) -> Any:
     return None if found is None else getattr(found, overload or "default", None)
 
 
-def _rewrites(formula: Callable[..., torch.Tensor]) -> Callable[[Match], Any]:
-    def rewrite(match: Match) -> Any:
-        root = match.root
-        given = bind(root.target, root.args, root.kwargs)
-        return match.replace_by_example(formula, list(given.values()))
-
-    rewrite.__code__ = rewrite.__code__.replace(co_firstlineno=formula.__code__.co_firstlineno)
-    return rewrite
-
-
-def _quantise(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    inverse = (1.0 / scale.double().reshape(())).float() if isinstance(scale, torch.Tensor) else 1.0 / scale
-    zero = zero.reshape(()) if isinstance(zero, torch.Tensor) else zero
-    return torch.clamp(torch.round(x.float() * inverse) + zero, low, high).to(dtype)
+def _quantise(match: Match) -> fx.Node:
+    """Clamped, and half a step rounded to even, in float32 whatever the tensor's type."""
+    x, scale, zero, low, high, dtype = _arguments(match)
+    if isinstance(scale, fx.Node):
+        wide = cast(match, _number(match, scale), torch.float64)
+        inverse: Any = cast(match, match.call(aten.reciprocal.default, wide), torch.float32)
+    else:
+        inverse = 1.0 / scale
+    return _rounded(match, x, inverse, _number(match, zero), low, high, dtype)
 
 
-def _dequantise(
-    x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype, out_dtype: torch.dtype | None
-) -> torch.Tensor:
-    scale, zero = (v.reshape(()) if isinstance(v, torch.Tensor) else v for v in (scale, zero))
-    return (x.to(out_dtype or torch.float32) - zero) * scale
+def _quantise_channels(match: Match) -> fx.Node:
+    x, scales, zeros, axis, low, high, dtype = _arguments(match)
+    inverse = match.call(aten.reciprocal.default, _along(match, x, scales, axis))
+    return _rounded(match, x, inverse, _along(match, x, zeros, axis), low, high, dtype)
 
 
-def _quantise_channels(
-    x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, axis: int, low: int, high: int, dtype: torch.dtype
-) -> torch.Tensor:
-    scales, zeros = _along(x, scales, axis), _along(x, zeros, axis)
-    return torch.clamp(torch.round(x.float() * (1.0 / scales)) + zeros, low, high).to(dtype)
+def _rounded(match: Match, x: fx.Node, inverse: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> fx.Node:
+    steps = match.call(aten.round.default, match.call(aten.mul.Tensor, cast(match, x, torch.float32), inverse))
+    moved = steps if _is_none(zero) else match.call(aten.add.Tensor, steps, zero)
+    return cast(match, match.call(aten.clamp.default, moved, low, high), dtype)
 
 
-def _dequantise_channels(
-    x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, axis: int, low: int, high: int,
-    dtype: torch.dtype, out_dtype: torch.dtype | None,
-) -> torch.Tensor:  # fmt: skip
-    moved = x if zeros is None else x - _along(x, zeros, axis)
-    return (moved * _along(x, scales, axis)).to(out_dtype or torch.float32)
+def _dequantise(match: Match) -> fx.Node:
+    x, scale, zero, _, _, _, dtype = _arguments(match)
+    moved = cast(match, x, dtype or torch.float32)
+    if not _is_none(zero):
+        moved = match.call(aten.sub.Tensor, moved, _number(match, zero))
+    # A tensor that is one number has the type of its scale by now.
+    return cast(match, match.call(aten.mul.Tensor, moved, _number(match, scale)), dtype or torch.float32)
 
 
-def _along(x: torch.Tensor, numbers: torch.Tensor, axis: int) -> torch.Tensor:
-    return numbers.reshape([-1 if d == axis else 1 for d in range(x.dim())])
+def _dequantise_channels(match: Match) -> fx.Node:
+    x, scales, zeros, axis, _, _, _, dtype = _arguments(match)
+    moved = x if zeros is None else match.call(aten.sub.Tensor, x, _along(match, x, zeros, axis))
+    return cast(match, match.call(aten.mul.Tensor, moved, _along(match, x, scales, axis)), dtype or torch.float32)
 
 
-def _chosen(match: Match) -> Any:
+def _chosen(match: Match) -> fx.Node:
+    """The scale, or the zero point, of all numbers of a tensor. One that is not a number, which eager refuses, makes
+    the scale none."""
     choice = match["choice"]
-    given = bind(choice.target, choice.args, choice.kwargs)
-    return match.replace_by_example(_choose, [match.root.args[1], *list(given.values())[:-1]])
+    x, low, high, eps, _ = bind(choice.target, choice.args, choice.kwargs).values()
+    return match.replace_by_example(_choose, [match.root.args[1], x, low, high, eps])
 
 
 def _choose(which: int, x: torch.Tensor, low: int, high: int, eps: float) -> torch.Tensor:
-    """The scale, or the zero point, of all numbers of a tensor. One that is not a number, which eager refuses, makes
-    all of them so."""
     least, most = (extreme.float() for extreme in torch.aminmax(x))
     least, most = torch.clamp(least, max=0), torch.clamp(most, min=0)
     scale = torch.clamp((most - least) / float(high - low), min=eps)
@@ -106,10 +103,32 @@ def _choose(which: int, x: torch.Tensor, low: int, high: int, eps: float) -> tor
     return torch.clamp(zero, low, high).reshape(1).to(torch.int64)
 
 
-_FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
+# -- parts ------------------------------------------------------------------------------------------
+def _arguments(match: Match) -> tuple[Any, ...]:
+    return tuple(bind(match.root.target, match.root.args, match.root.kwargs).values())
+
+
+def cast(match: Match, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return x if x.meta["val"].dtype is dtype else match.call(aten._to_copy.default, x, dtype=dtype)
+
+
+def _number(match: Match, value: Any) -> Any:
+    """A tensor of one element as one number, which has no type of its own."""
+    return match.call(aten.view.default, value, []) if isinstance(value, fx.Node) else value
+
+
+def _is_none(zero: Any) -> bool:
+    return not isinstance(zero, fx.Node) and zero == 0
+
+
+def _along(match: Match, x: fx.Node, numbers: fx.Node, axis: int) -> fx.Node:
+    return match.call(aten.view.default, numbers, [-1 if d == axis else 1 for d in range(x.meta["val"].dim())])
+
+
+_FORMULAS: dict[str, Callable[[Match], fx.Node]] = {
     "quantize_per_tensor": _quantise, "quantize_per_tensor.tensor": _quantise,
     "dequantize_per_tensor": _dequantise, "dequantize_per_tensor.tensor": _dequantise,
     "quantize_per_channel": _quantise_channels, "dequantize_per_channel": _dequantise_channels,
 }  # fmt: skip
 
-__all__ = ["NAMESPACE", "quantised_formulas"]
+__all__ = ["NAMESPACE", "cast", "quantised_formulas"]
