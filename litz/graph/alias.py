@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from litz.loop.operator import returns_view
-from litz.ops.int8 import INT8_CONVOLUTION, INT8_MM
+from litz.ops import int8
 from litz.ops.layout import depends_on_memory
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ def is_pure(target: object) -> bool:
     """Whether a call can be removed when nobody uses its result, and repeated at will."""
     if target is operator.getitem:
         return True
-    if target in (INT8_MM, INT8_CONVOLUTION):
+    if target in int8.OPERATORS:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False

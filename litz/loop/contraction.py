@@ -14,10 +14,8 @@ from typing import Any
 from litz.loop.expr import Axis
 from litz.loop.ir import Apply, Definition, Kernel, Load, Reduce, Store, operands
 
-_NARROW = {
-    "f32": ("bf16", "f16"),
-    "i32": ("u8", "i8"),
-}  # by the type of the sum: what factors are before they are made it
+# By the type of the sum: what factors are before they are made it.
+_NARROW = {"f32": ("bf16", "f16", "i8"), "i32": ("u8", "i8")}
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ _BYTES = ("u8", "i8")
 
 # The first that the machine has, and that takes the factors, is the best.
 MULTIPLIES = (
-    Multiply("tdpbf16ps", "bf16", "bf16", "f32", 2, ("amx-bf16", "amx-tile", "avx512bf16"), on_tiles=True),
-    Multiply("vdpbf16ps", "bf16", "bf16", "f32", 2, ("avx512bf16",)),
-    Multiply("fma", "f32", "f32", "f32", 1, widens=("bf16", "f16")),
+    Multiply("tdpbf16ps", "bf16", "bf16", "f32", 2, ("amx-bf16", "amx-tile", "avx512bf16"), True, ("i8",)),
+    Multiply("vdpbf16ps", "bf16", "bf16", "f32", 2, ("avx512bf16",), widens=("i8",)),
+    Multiply("fma", "f32", "f32", "f32", 1, widens=("bf16", "f16", "i8")),
     Multiply("vpdpbusd", "u8", "i8", "i32", 4, ("avx512vnni", "avx512bw")),
     Multiply("vpdpbusd", "u8", "i8", "i32", 4, ("avxvnni",), widest=32),
     Multiply("vpmaddwd", "i16", "i16", "i32", 2, ("avx2",), widens=_BYTES),

@@ -1,8 +1,10 @@
-"""Products and convolutions of whole numbers of 8 bits, summed exactly in 32: two operators of Litz's own.
+"""Products and convolutions of whole numbers of 8 bits, and products with weights of 8 bits: operators of Litz's own.
 
-In: quantised factors, without their scales. Out: the sums. `graph/rules/quantised.py` writes them where a program
-multiplies what it has dequantised, with scales, zero points and all that follows as operators around them, which fuse.
-Beyond the edges of an image stands its zero point, which is what a zero was quantised to.
+In: quantised factors, without their scales. Out: the sums, exact ones in 32 bits; where only the weights are quantised,
+float32. `graph/rules/quantised.py` and `int8_weights.py` write them where a program multiplies what it has dequantised,
+with scales, zero points and all that follows as operators around them, which fuse. Beyond the edges of an image stands
+its zero point, which is what a zero was quantised to. Weights beside floats are read as they are, a half or a fourth of
+the bytes, and become floats in registers.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from litz.ops.registry import lowers_later
 
 LIBRARY = torch.library.Library("litz", "FRAGMENT")  # it unregisters when collected
 LIBRARY.define("int8_mm(Tensor x, Tensor y) -> Tensor")
+LIBRARY.define("int8_weight_mm(Tensor x, Tensor y) -> Tensor")
 # `zero_point`, or `zero` where there is none, stands beyond the edges.
 LIBRARY.define(
     "int8_convolution(Tensor x, Tensor weight, Tensor? zero_point, int zero, int[] stride, int[] padding, "
@@ -31,6 +34,10 @@ LIBRARY.define(
 
 def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.to(torch.int32), y.to(torch.int32))
+
+
+def _weight_mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x.to(torch.float32), y.to(torch.float32))
 
 
 def _convolution(
@@ -58,13 +65,17 @@ def _convolution_fake(
 
 
 LIBRARY.impl("int8_mm", _mm, "CompositeExplicitAutograd")
+LIBRARY.impl("int8_weight_mm", _weight_mm, "CompositeExplicitAutograd")
 LIBRARY.impl("int8_convolution", _convolution, "CompositeExplicitAutograd")
 torch.library.register_fake("litz::int8_convolution", _convolution_fake, lib=LIBRARY)
 INT8_MM = torch.ops.litz.int8_mm.default
+INT8_WEIGHT_MM = torch.ops.litz.int8_weight_mm.default
 INT8_CONVOLUTION = torch.ops.litz.int8_convolution.default
+OPERATORS = frozenset((INT8_MM, INT8_WEIGHT_MM, INT8_CONVOLUTION))  # pure, and reading by index alone
 
 
 @lowers_later("litz::int8_mm")
+@lowers_later("litz::int8_weight_mm")
 def lower_mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
     return matmul.product(b, node.meta["val"], x, y)
 
@@ -85,4 +96,4 @@ def _beyond(dtype: str, zero_point: View | None, zero: int, body: Body) -> Val:
     return body.cast(body.load(zero_point, (ZERO,) * len(zero_point.sizes)), dtype)
 
 
-__all__ = ["INT8_CONVOLUTION", "INT8_MM"]
+__all__ = ["INT8_CONVOLUTION", "INT8_MM", "INT8_WEIGHT_MM", "OPERATORS"]

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from litz.loop.operator import returns_view
-from litz.ops import library, lower
-from litz.ops.int8 import INT8_CONVOLUTION, INT8_MM
+from litz.ops import int8, library, lower
 from litz.ops.registry import lowering_of
 
 aten = torch.ops.aten
@@ -44,7 +43,7 @@ DRAWN = {aten.native_dropout.default: (1,), aten.bernoulli.p: (0,)}
 
 @lru_cache(maxsize=None)
 def why_it_sees_layouts(target: Any) -> str | None:
-    if target is operator.getitem or target in (INT8_MM, INT8_CONVOLUTION):
+    if target is operator.getitem or target in int8.OPERATORS:
         return None
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return "not an operator of ATen: what it looks at is unknown"

@@ -89,7 +89,8 @@ def product_into(b: Builder, out: View, x: View, y: View, finish: Any = None) ->
     *batch, m, n = point
     packed = None if batch or m is ZERO else packed_columns(b, body, x, y, k, n)  # one row is no product of panels
     column = body.load(y, (*batch, k, n)) if packed is None else packed
-    total = over(space, body, "sum", wide(body, body.load(x, (*batch, m, k))) * wide(body, column))
+    row = wide(body, body.load(x, (*batch, m, k)))
+    total = over(space, body, "sum", row * body.cast(column, row.dtype))
     body.store(out, point, total if finish is None else finish(body, point, total))
     b.emit(space, body)
 
@@ -103,7 +104,7 @@ def wide(body: Body, value: Val) -> Val:
 def packed_columns(b: Builder, body: Body, x: View, y: View, step: Expr, column: Expr, line: Expr = ZERO) -> Val | None:
     """An element of a matrix (or of lines of one) of frozen columns, read where the micro-kernel has it: packed when
     the program's constants are made, and not at each call. None where the columns are not frozen."""
-    multiply = multiply_for(b.ctx.target, x.dtype, y.dtype, "i32" if y.dtype == "i8" else "f32")
+    multiply = multiply_for(b.ctx.target, x.dtype, y.dtype, "i32" if x.dtype in ("u8", "i8") else "f32")
     if multiply.columns != y.dtype:
         return None  # what is made float32 to be multiplied is not kept twice as large
     found = b.packed(y, b.ctx.target.lanes(WORD), multiply.group)
@@ -135,6 +136,12 @@ def addmm(b: Builder, node: fx.Node, bias: View, x: View, y: View, beta: float =
         return total + (added if beta == 1 else added * beta)
 
     return product(b, node.meta["val"], x, y, finish)
+
+
+@lowers(aten._int_mm.default)
+def int_mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
+    """Whole numbers of 8 bits, summed in 32."""
+    return product(b, node.meta["val"], x, y) if _is_generated(b) else b.library(node, (x, y), {})
 
 
 @lowers(aten.bmm.default)

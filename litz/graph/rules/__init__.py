@@ -12,6 +12,7 @@ from litz.graph.rules.binary_folding import BINARY_FOLDING
 from litz.graph.rules.conv_bn import CONV_BN
 from litz.graph.rules.conv_bn_pre_grad import CONV_BN_PRE_GRAD
 from litz.graph.rules.gpu import GPU
+from litz.graph.rules.int8_weights import INT8_WEIGHTS
 from litz.graph.rules.joined_products import JOINED_PRODUCTS
 from litz.graph.rules.loss import LOSS
 from litz.graph.rules.noop import NOOP
@@ -25,7 +26,7 @@ from litz.graph.rules.unique_index import UNIQUE_INDEX
 
 _ATTENTION_PRE_GRAD: Rules = ATTENTION_PRE_GRAD + ATTENTION_MASKS_PRE_GRAD
 PRE_GRAD: Rules = SOFTMAX_PRE_GRAD + _ATTENTION_PRE_GRAD + SPLIT_CAT_PRE_GRAD + CONV_BN_PRE_GRAD
-JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + NOOP + SPLIT_CAT + UNIQUE_INDEX
+JOINT: Rules = SOFTMAX + ATTENTION + ACTIVATION + INT8_WEIGHTS + NOOP + SPLIT_CAT + UNIQUE_INDEX
 FOLDING: Rules = CONV_BN + BINARY_FOLDING  # where inputs are frozen; and then JOINED_PRODUCTS
 POST_GRAD: Rules = NOOP + GPU
 # Of the whole step, by device: sets of rules, one after the other.
@@ -37,6 +38,7 @@ SUBJECTS: dict[str, Rules] = {
     "binary_folding": BINARY_FOLDING,
     "conv_bn": CONV_BN + CONV_BN_PRE_GRAD,
     "gpu": GPU + LOSS + PADDING,
+    "int8_weights": INT8_WEIGHTS,
     "joined_products": JOINED_PRODUCTS,
     "noop": NOOP,
     "quantised": QUANTISED,

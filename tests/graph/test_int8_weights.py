@@ -1,0 +1,64 @@
+"""Products with weights of 8 bits, as weight-only quantisation spells them: one kernel reads them as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.freeze.freezing import fired, frozen, report
+
+
+class Weights(nn.Module):
+    """A linear layer as `torchao` traces it."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randint(-128, 128, (rows, columns), generator=generator).to(torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", torch.rand(rows, 1, generator=generator) / 64)
+        self.register_buffer("bias", torch.randn(rows, generator=generator).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.mm(x.reshape(-1, x.shape[-1]), self.weight.t().to(x.dtype))
+        product = product * self.scale.to(x.dtype).view(-1)
+        return product.view(*x.shape[:-1], -1) + self.bias
+
+    def exact(self, x: torch.Tensor) -> torch.Tensor:
+        product = x.double() @ self.weight.double().t()
+        return product * self.scale.to(x.dtype).double().view(-1) + self.bias.double()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", [True, False], ids=["frozen", "as given"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", [(1, 160), (4, 70), (3, 11, 64), (40, 37)])
+def test_weights_become_floats_in_registers(shape: tuple[int, ...], dtype: torch.dtype, how: bool) -> None:
+    model, x = Weights(70, shape[-1], dtype).eval(), torch.randn(shape).to(dtype)
+    found, eager, exact = frozen(model, how, verify=True)(x), model(x), model.exact(x)
+    assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
+    floor = 4 * torch.finfo(dtype).eps * exact.abs().max()
+    assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + floor
+    assert fired()["int8_weights"] == 1 and not report().calls
+    assert report().launches == 1 or not how  # scales that are no constants are cast at each call
+
+
+@torch.no_grad()
+def test_asked_for_the_library_nothing_changes() -> None:
+    model, x = Weights(70, 64, torch.float32).eval(), torch.randn(4, 64)
+    torch.testing.assert_close(frozen(model, matmul="library")(x), model(x), rtol=1e-5, atol=1e-4)
+    assert "int8_weights" not in fired()
+    assert any(miss.rule == "int8_weights" and "are not to be" in miss.why for miss in report().near_misses)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_products_of_whole_numbers(dtype: torch.dtype) -> None:
+    """`torchao`'s dynamically quantised layers call this operator."""
+    low = 0 if dtype is torch.uint8 else -128
+    x = torch.randint(low, low + 256, (33, 72)).to(dtype)
+    y = torch.randint(-128, 128, (48, 72)).to(torch.int8).t()
+    run = torch.compile(torch._int_mm, backend="litz")
+    assert torch.equal(run(x, y), x.int() @ y.int())
+    assert not report().calls
