@@ -207,7 +207,7 @@ def _compile_graph(
     graph: fx.GraphModule, ctx: Context, part: str, training: bool, donated: Sequence[int], dropped: Sequence[int]
 ) -> Artifact:
     lowered, program, layout = scheduled(graph, ctx, training, donated, dropped)
-    building = Building(ctx.target, ctx.cache)
+    building = Building(ctx.target, ctx.cache, listed=ctx.watcher is not None)
     rendering = run("render", ctx, render, program, layout, ctx, building.begin, lowered.origins)
     code = run("build", ctx, building.finish, rendering.modules)
     for why in code.left_to_driver:

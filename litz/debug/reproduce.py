@@ -36,10 +36,11 @@ FLOOR = 4  # units in the last place
 RUNS, MOST_RUNS, ENOUGH = 5, 50, 0.5  # of which the fastest counts: few, and more where they take no half second
 PLAIN = 3  # so many times slower than what is slow: two runs are enough
 MOST_KNOWN = 1 << 28  # bytes of results that are kept for other options
+FIRST = 1.0  # of the processor's seconds, which a first call may take besides
 LEAST_LOSS = 5e-4  # seconds: what a call of anything compiled costs is not what makes a program slow
 PLENTY = 10**9  # of fuel: all optimisations, and each is written down
 # In the place of a stage: what comes before and behind those of Litz.
-EAGER, CAPTURE, CALL, JUDGE = "eager", "capture", "call", "judge"
+EAGER, CAPTURE, CALL, JUDGE, CLOCK = "eager", "capture", "call", "judge", "clock"
 _DEFECT = "a defect of Litz"
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -77,7 +78,8 @@ class Symptom:
 
 
 def _in(stage: str) -> str:
-    return {EAGER: "eager", CAPTURE: "the capture", CALL: "a call", JUDGE: "the judge"}.get(stage, f"stage {stage}")
+    known = {EAGER: "eager", CAPTURE: "the capture", CALL: "a call", JUDGE: "the judge", CLOCK: "calls that are timed"}
+    return known.get(stage, f"stage {stage}")
 
 
 def reproduce(
@@ -88,11 +90,13 @@ def reproduce(
     slower_than: float | None = None,
     entering: Callable[[str], None] = lambda stage: None,
     applied: Callable[[str], None] = lambda what: None,
+    allowing: Callable[[float], None] = lambda seconds: None,
     known: Path | None = None,
 ) -> Symptom:
     """`slower_than`: how many times eager's time is slow. `entering` is told of each stage before it runs, `applied` of
-    each optimisation, and again of one that is a rule, with where that is written. `known`: a file with what eager and
-    float64 give, or where that will be kept: with other options it is the same."""
+    each optimisation, and again of one that is a rule, with where that is written; `allowing` of how much work may go
+    into a call of what is compiled before it is slow for certain. `known`: a file with what eager and float64 give, or
+    where that will be kept: with other options it is the same."""
     options = dict(options or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,14 +104,18 @@ def reproduce(
             given, eager = _run_first(module, inputs, known)
         except Exception as error:
             return Symptom("invalid", type(error).__name__, told=_line(error))
+        allowed = float("inf")
+        if slower_than is not None:
+            allowed = PLAIN * slower_than * eager.worked + FIRST
+            allowing(allowed)
         with _listening(applied):
-            symptom = _compiled(module, given, options, eager, entering)
+            symptom = _compiled(module, given, options, eager, entering, allowed)
         if symptom.kind == "exception" and symptom.stage == _DEFECT:
             # Left to eager because of a defect: where things are checked, it is raised.
             checked = _compiled(module, given, {**options, "verify": True}, eager, entering)
             symptom = checked if checked.kind == "exception" else symptom
         if symptom.kind == "none" and slower_than is not None:
-            entering(CALL)
+            entering(CLOCK)
             symptom = replace(_timed(module, given, options, slower_than), spent=symptom.spent)
     return symptom
 
@@ -183,12 +191,14 @@ class _Run:
     results: list[Any]
     gradients: list[Any]
     inputs: list[Any]
+    worked: float = 0.0  # seconds of the processor's
 
     @staticmethod
     def of(function: Callable[..., Any], inputs: Callable[[], list[Any]]) -> _Run:
         torch.manual_seed(SEED)
         given = inputs()
         torch.manual_seed(SEED)
+        begun = time.process_time()
         # What needs a gradient is written to, if at all, where it is no leaf.
         results = pytree.tree_leaves(function(*given))
         wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
@@ -196,7 +206,8 @@ class _Run:
         gradients: Sequence[Any] = []
         if used and wanted:
             gradients = torch.autograd.grad(used, wanted, [_tangent(r) for r in used], allow_unused=True)
-        return _Run([_plain(r) for r in results], [_plain(g) for g in gradients], [_plain(x) for x in given])
+        worked = time.process_time() - begun
+        return _Run([_plain(r) for r in results], [_plain(g) for g in gradients], [_plain(x) for x in given], worked)
 
 
 def _plain(value: Any) -> Any:
@@ -211,15 +222,15 @@ def _tangent(result: torch.Tensor) -> torch.Tensor:
 
 def _compiled(
     module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], eager: _Run,
-    entering: Callable[[str], None],
+    entering: Callable[[str], None], allowed: float = float("inf"),
 ) -> Symptom:  # fmt: skip
     torch._dynamo.reset()
-    stage = [CAPTURE]
+    stage, entered = [CAPTURE], [time.process_time()]
     entering(CAPTURE)
 
     def enters(name: str) -> Callable[[Any], None]:
         def told(_: Any) -> None:
-            stage[0] = name
+            stage[0], entered[0] = name, time.process_time()
             entering(name)
 
         return told
@@ -235,6 +246,9 @@ def _compiled(
         cause = _cause(error)
         return Symptom("exception", type(cause).__name__, stage[0], _line(cause), _spent(known))
     seconds = time.perf_counter() - begun
+    worked = time.process_time() - entered[0]
+    if stage[0] == CALL and worked > allowed:
+        return slow_for_certain(allowed, _spent(known))
     entering(JUDGE)
     left = [r.left_to_eager for r in HISTORY.since(known) if r.left_to_eager is not None]
     defects = [why for why in left if why.startswith(_DEFECT)]
@@ -243,6 +257,10 @@ def _compiled(
     else:
         symptom = _compared(module, inputs, found, eager)
     return replace(symptom, spent=_spent(known), seconds=seconds)
+
+
+def slow_for_certain(allowed: float, spent: tuple[str, ...] = ()) -> Symptom:
+    return Symptom("slow", "slow", told=f"a call worked for more than {allowed:.1f} seconds", spent=spent)
 
 
 def _both(first: Callable[[Any], Any] | None, second: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -454,4 +472,4 @@ def _witness(module: torch.nn.Module, inputs: _Inputs, part: str, place: int) ->
         return None
 
 
-__all__ = ["CALL", "PLENTY", "Symptom", "main", "reproduce"]
+__all__ = ["CALL", "EAGER", "FIRST", "PLENTY", "Symptom", "main", "reproduce", "slow_for_certain"]

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from litz.debug.reproduce import EAGER, Symptom
+from litz.debug.reproduce import CALL, EAGER, Symptom, slow_for_certain
 from litz.debug.reproduction import Reproduction
 from litz.errors import LitzError
 from litz.source import source_digest
@@ -89,6 +89,7 @@ class Trials:
         zygote.stdin.write(json.dumps([str(file), known and str(known)]).encode() + b"\n")
         zygote.stdin.flush()
         stage, found, failed, pid, killed, worked = EAGER, None, None, None, False, 0.0
+        in_call = float("inf")  # how much work is allowed there
         applied: list[str] = []
         begun = time.monotonic()
         while True:
@@ -96,7 +97,7 @@ class Trials:
                 pid = message.get("pid", pid)
                 if "stage" in message and pid is not None:
                     stage, worked = message["stage"], _worked(pid)
-                failed = message.get("failed", failed)
+                failed, in_call = message.get("failed", failed), message.get("allowed", in_call)
                 if "applied" in message:
                     _note(applied, message["applied"])
                 if "symptom" in message:
@@ -111,9 +112,12 @@ class Trials:
             if zygote.poll() is not None:
                 self._end_zygote()
                 return Symptom("signal", "the end of all trials", stage)
-            passed = time.monotonic() - begun
-            if pid is not None and not killed and (_worked(pid) > limit or passed > _ASLEEP * limit):
+            passed, is_slow = time.monotonic() - begun, False
+            if pid is not None and found is None and stage == CALL:
+                is_slow = _worked(pid) - worked > in_call
+            if pid is not None and not killed and (is_slow or _worked(pid) > limit or passed > _ASLEEP * limit):
                 killed = True
+                found = slow_for_certain(in_call) if is_slow else None
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 

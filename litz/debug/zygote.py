@@ -92,9 +92,10 @@ def _run(file: Path, known: Path | None, say: Callable[..., None]) -> int:
         space = load(file)
         entering = lambda stage: say(stage=stage)  # noqa: E731
         applied = lambda what: say(applied=what)  # noqa: E731
+        allowing = lambda seconds: say(allowed=seconds)  # noqa: E731
         symptom = reproduce(
-            space["Graph"](), space["inputs"], entering=entering, applied=applied, known=known,
-            **space["how"],
+            space["Graph"](), space["inputs"], entering=entering, applied=applied, allowing=allowing,
+            known=known, **space["how"],
         )  # fmt: skip
         say(symptom=asdict(symptom))
     except BaseException as error:

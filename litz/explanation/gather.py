@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from torch import fx
 
-from litz.codegen.llvm.build import BuiltCode, assembly_of
+from litz.codegen.llvm.build import BuiltCode
 from litz.codegen.llvm.render import Rendering
 from litz.context import Context
 from litz.debug.stopwatch import Stopwatch, pause_everywhere
@@ -207,24 +208,17 @@ class Watched:
         return found
 
     def _functions(self, parts: Sequence[Part]) -> list[Function]:
-        texts: dict[str, str] = {}
-        on_device: dict[str, str] = {}
+        found: dict[str, Function] = {}
+        on_gpu = isinstance(self.ctx.target, GpuTarget)
         for part in parts:
             assert part.rendering is not None
             wanted = frozenset(part.rendering.functions.values())
-            kernels = iter(part.code.kernels if part.code is not None else ())
-            for module in part.rendering.modules[:-1]:
-                ptx = next(kernels, None)
-                for name in wanted.intersection(_DEFINITION.findall(module)) - texts.keys():
-                    texts[name] = module
-                    if ptx is not None:
-                        on_device[name] = ptx.ptx.decode()
-        listings = on_device if isinstance(self.ctx.target, GpuTarget) else self._listings(texts)
-        machine = {name: self._add(text) for name, text in listings.items()}
-        return [Function(name, self._add(text), machine.get(name)) for name, text in texts.items()]
-
-    def _listings(self, texts: dict[str, str]) -> dict[str, str]:
-        return dict(zip(texts, map(_readable, assembly_of(list(texts.values()), self.ctx.target))))  # type: ignore[arg-type]
+            code = part.code or BuiltCode((), ())
+            machine = [kernel.ptx.decode() for kernel in code.kernels] if on_gpu else map(_readable, code.listings)
+            for module, listing in zip_longest(part.rendering.modules[:-1], machine):
+                for name in wanted.intersection(_DEFINITION.findall(module or "")) - found.keys():
+                    found[name] = Function(name, self._add(module), None if listing is None else self._add(listing))
+        return list(found.values())
 
     def _memory(self, parts: Sequence[Part]) -> Memory | None:
         within = None if self.ctx.options.memory_budget is None else taken_within(self.ctx.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from litz.debug.given import copied
 from litz.debug.reduce import sharing_inputs
-from litz.debug.reproduce import reproduce
+from litz.debug.reproduce import CALL, FIRST, reproduce
 from litz.debug.reproduction import Reproduction
 from litz.errors import CompileError
 from litz.ops.registry import LOWERINGS
@@ -89,3 +90,24 @@ def test_it_is_known_of_a_compile_that_fails(monkeypatch: pytest.MonkeyPatch) ->
     symptom = reproduce(Fails(), lambda: [torch.randn(8)], applied=told.append)
     assert (symptom.kind, symptom.stage) == ("exception", "lower")
     assert told and all(" at " in what for what in told)
+
+
+def test_a_call_that_works_far_longer_than_eager_s_is_slow_without_a_second_one() -> None:
+    stages: list[str] = []
+
+    @torch.library.custom_op("litz_tests::works", mutates_args=())
+    def works(x: torch.Tensor) -> torch.Tensor:
+        deadline = time.process_time() + 1.5 * FIRST
+        while stages and stages[-1] == CALL and time.process_time() < deadline:
+            pass
+        return x + 1
+
+    works.register_fake(torch.empty_like)
+
+    class Works(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.litz_tests.works(x.exp().sin()).cos()
+
+    symptom = reproduce(Works(), lambda: [torch.randn(64, 64)], slower_than=3.0, entering=stages.append)
+    assert symptom.kind == "slow" and symptom.told.startswith("a call worked for more than 1.")
+    assert stages[-1] == CALL

@@ -30,12 +30,21 @@ GPU_TRIPLE = "nvptx64-nvidia-cuda"
 _Code = Union[bytes, GpuCode]
 
 
+class Listed(NamedTuple):
+    """Object code, and what it says."""
+
+    code: bytes
+    listing: str
+
+
 class BuiltCode(NamedTuple):
-    """Object files of the processor's, and kernels of the GPU's; why machine code of some is left to the driver."""
+    """Object files of the processor's, and kernels of the GPU's; why machine code of some is left to the driver.
+    `listings`: what the object files say, to be read, where that was asked for."""
 
     objects: tuple[bytes, ...]
     kernels: tuple[GpuCode, ...]
     left_to_driver: tuple[str, ...] = ()
+    listings: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -73,10 +82,11 @@ def build(modules: Sequence[str], target: Target, store: Lasting | None = None) 
 class Building:
     """Modules on their way to object code, while others are still being written."""
 
-    def __init__(self, target: Machine, store: Lasting | None = None):
-        self._target, self._store = target, store
+    def __init__(self, target: Machine, store: Lasting | None = None, listed: bool = False):
+        """`listed`: with what the processor's code says. It is all made anew then."""
+        self._target, self._store, self._listed = target, store, listed and target.host_computes
         self._workers = ThreadPoolExecutor(_threads(), "litz-build")  # a thread starts when there is work for it
-        self._begun: dict[str, Future[_Code]] = {}
+        self._begun: dict[str, Future[_Code | Listed]] = {}
         self._left_to_driver: dict[str, None] = {}  # reasons
 
     def begin(self, module: str) -> None:
@@ -84,7 +94,10 @@ class Building:
             on_device = module.startswith(f'target triple = "{GPU_TRIPLE}"')
             machine = self._target if on_device else self._target.host
             how = _How(machine, quickly=not on_device and not self._target.host_computes)
-            self._begun[module] = self._workers.submit(_kept, module, how, self._store, self._left_to_driver)
+            if self._listed:
+                self._begun[module] = self._workers.submit(_listed, module, how)
+            else:
+                self._begun[module] = self._workers.submit(_kept, module, how, self._store, self._left_to_driver)
 
     def finish(self, modules: Sequence[str]) -> BuiltCode:
         """The object code of these, in their order."""
@@ -92,10 +105,12 @@ class Building:
             for module in modules:
                 self.begin(module)
             made = [self._begun[module].result() for module in modules]
+        listed = [one for one in made if isinstance(one, Listed)]
         return BuiltCode(
-            tuple(code for code in made if isinstance(code, bytes)),
+            tuple(code for code in made if isinstance(code, bytes)) + tuple(one.code for one in listed),
             tuple(code for code in made if isinstance(code, GpuCode)),
             tuple(self._left_to_driver),
+            tuple(one.listing for one in listed),
         )
 
 
@@ -151,15 +166,13 @@ def object_of(text: str, target: Machine, quickly: bool = False) -> bytes:
         return _object_of(text, machine, passes, builder, is_object=not isinstance(target, GpuTarget))
 
 
-def assembly_of(modules: Sequence[str], target: Target) -> list[str]:
-    """What the object code of each module says, to be read: made anew, on all cores."""
-
-    def listing(text: str) -> str:
-        with _TOOLS.lent(_How(target)) as (machine, passes, builder):
-            return _object_of(text, machine, passes, builder, is_object=False).decode()
-
-    with ThreadPoolExecutor(_threads(), "litz-listing") as workers:
-        return list(workers.map(listing, modules))
+def _listed(text: str, how: _How) -> Listed:
+    """Both of one run through LLVM: the listing is put together to object code, which takes a tenth of making it."""
+    with _TOOLS.lent(how) as (machine, passes, builder):
+        listing = _object_of(text, machine, passes, builder, is_object=False).decode()
+        lines = (line.replace("\\", "\\5C").replace('"', "\\22").replace("\t", " ") for line in listing.splitlines())
+        assembly = "\n".join(f'module asm "{line}"' for line in lines)
+        return Listed(_object_of(assembly, machine, passes, builder, is_object=True), listing)
 
 
 def _object_of(text: str, machine: Any, passes: Any, builder: Any, is_object: bool) -> bytes:
@@ -265,4 +278,4 @@ class _Recent:
 _LATELY = _Recent(4 << 20)
 
 
-__all__ = ["Building", "BuiltCode", "assembly_of", "build", "llvm", "object_of", "target_machine"]
+__all__ = ["Building", "BuiltCode", "build", "llvm", "object_of", "target_machine"]
