@@ -10,6 +10,8 @@ from litz.codegen.llvm.build import Building
 from litz.codegen.llvm.render import Rendering
 from litz.target import detect
 
+_LOADED = (".text", ".rodata", ".data", ".eh_frame")
+
 
 def test_code_that_is_listed_is_the_same_to_the_byte() -> None:
     rendered: list[Rendering] = []
