@@ -3,7 +3,8 @@
 `make bench-int8`, or `python -m benchmarks.int8 [--models resnet,bert] [--how static,dynamic]`. Each model in a
 process of its own, contenders taking turns in it: the quantised model as it is (the reference), Litz and frozen
 inductor on that same model, Litz on the float32 model, and ONNX Runtime with its own static quantisation of the same
-export. `torchao` quantises; without `onnxruntime` and `onnxscript` that contender is left out, which the table says.
+export. With `--threads 1` the processor's time counts, and not the clock's. `torchao` quantises; without `onnxruntime`
+and `onnxscript` that contender is left out, which the table says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import statistics
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -35,23 +37,27 @@ CALIBRATION = 4  # inputs that ranges are observed over
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.one:
-        print(json.dumps(one(options.one, options.how, options.rounds, options.only.split(","))))
+        print(json.dumps(one(options.one, options.how, options.rounds, options.only.split(","), options.threads)))
         return 0
     results = {}
     for how in options.how.split(","):
         for model in options.models.split(","):
             print(f"… {model}, {how}", file=sys.stderr, flush=True)
             told = ("--one", model, "--how", how, "--rounds", str(options.rounds), "--only", options.only)
-            results[model, how] = in_fresh_process("benchmarks.int8", *told)
+            results[model, how] = in_fresh_process(
+                "benchmarks.int8", *told, "--threads", str(options.threads),
+                environment={"OMP_NUM_THREADS": str(options.threads)},
+            )  # fmt: skip
     print(stand_in_warning() + report(results))
     return 0
 
 
-def one(model: str, how: str, rounds: int, only: list[str]) -> dict[str, Any]:
+def one(model: str, how: str, rounds: int, only: list[str], threads: int) -> dict[str, Any]:
     """Every contender in this process. Errors are root mean squares, as parts of what quantisation itself changes."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
     module, kwargs = build(model)
     found: dict[str, dict[str, Any]] = {}
     with torch.no_grad():
@@ -63,7 +69,7 @@ def one(model: str, how: str, rounds: int, only: list[str]) -> dict[str, Any]:
             "reference": lambda: quantised,
             "litz float32": lambda: _litz(module),
             "inductor": lambda: _inductor(quantised),
-            "onnxruntime": lambda: _onnxruntime(module, kwargs),
+            "onnxruntime": lambda: _onnxruntime(module, kwargs, threads),
             "litz": lambda: _litz(quantised),
         }
         calls = {}
@@ -82,7 +88,7 @@ def one(model: str, how: str, rounds: int, only: list[str]) -> dict[str, Any]:
                 calls[name] = lambda run=run: run(**kwargs)
             except Exception as error:
                 found[name] = {"failed": describe(error)}
-        for name, seconds in interleaved(calls, Watch(rounds)).items():
+        for name, seconds in interleaved(calls, Watch(rounds, clock=clock)).items():
             found[name].update(best_ms=min(seconds) * 1e3, median_ms=statistics.median(seconds) * 1e3)
     return found
 
@@ -127,7 +133,7 @@ def _inductor(module: torch.nn.Module) -> Callable[..., Any]:
     return torch.compile(module, backend="inductor")
 
 
-def _onnxruntime(module: torch.nn.Module, kwargs: dict[str, Any]) -> Callable[..., Any]:
+def _onnxruntime(module: torch.nn.Module, kwargs: dict[str, Any], threads: int) -> Callable[..., Any]:
     import onnxruntime
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -148,7 +154,7 @@ def _onnxruntime(module: torch.nn.Module, kwargs: dict[str, Any]) -> Callable[..
             weight_type=QuantType.QInt8,
         )  # fmt: skip
         settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = THREADS
+        settings.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(made, settings, providers=["CPUExecutionProvider"])
 
     def run(**given: torch.Tensor) -> Any:
@@ -181,7 +187,7 @@ def report(results: dict[tuple[str, str], dict[str, Any]]) -> str:
     rows, verdicts = [], []
     for (model, how), found in results.items():
         times = {name: found.get(name, {}).get("best_ms") for name in CONTENDERS}
-        peers = [time for name in ("inductor", "onnxruntime") if (time := times[name]) is not None]
+        peers = [best for name in ("inductor", "onnxruntime") if (best := times[name]) is not None]
         gains = [ratio(min(peers, default=None), times["litz"]), ratio(times["litz float32"], times["litz"])]
         own = found.get("litz", {})
         errors = [found.get(name, {}).get("error") for name in ("inductor", "litz")]
@@ -215,6 +221,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--how", default="static", help="comma-separated: static, dynamic")
     parser.add_argument("--only", default=",".join(CONTENDERS), help="comma-separated contenders")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--one", help="one model, in this process")
     options = parser.parse_args(arguments)
     unknown = [model for model in options.models.split(",") if model not in MODELS]
