@@ -19,12 +19,15 @@ from torch import fx
 from litz.loop.expr import ZERO
 from litz.loop.ir import View
 from litz.ops import conv, matmul
-from litz.ops.builder import Body, Builder, Val
+from litz.ops.builder import Body, Builder, Space, Val
+from litz.ops.norm import over
 from litz.ops.registry import lowers_later
 
 LIBRARY = torch.library.Library("litz", "FRAGMENT")  # it unregisters when collected
 LIBRARY.define("int8_mm(Tensor x, Tensor y) -> Tensor")
 LIBRARY.define("int8_weight_mm(Tensor x, Tensor y) -> Tensor")
+# The weight's rows are columns of the product; a scale and a zero point for each group of neighbours in a row.
+LIBRARY.define("int8_group_mm(Tensor x, Tensor weight, Tensor scales, Tensor? zeros) -> Tensor")
 # `zero_point`, or `zero` where there is none, stands beyond the edges.
 LIBRARY.define(
     "int8_convolution(Tensor x, Tensor weight, Tensor? zero_point, int zero, int[] stride, int[] padding, "
@@ -38,6 +41,13 @@ def _mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _weight_mm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.to(torch.float32), y.to(torch.float32))
+
+
+def _group_mm(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
+    groups = weight.to(torch.float32).reshape(*scales.shape, -1)
+    moved = groups if zeros is None else groups - zeros.to(torch.float32)[..., None]
+    wide = moved * scales.to(torch.float32)[..., None]
+    return torch.mm(x.to(torch.float32), wide.reshape(weight.shape).t())
 
 
 def _convolution(
@@ -66,18 +76,39 @@ def _convolution_fake(
 
 LIBRARY.impl("int8_mm", _mm, "CompositeExplicitAutograd")
 LIBRARY.impl("int8_weight_mm", _weight_mm, "CompositeExplicitAutograd")
+LIBRARY.impl("int8_group_mm", _group_mm, "CompositeExplicitAutograd")
 LIBRARY.impl("int8_convolution", _convolution, "CompositeExplicitAutograd")
 torch.library.register_fake("litz::int8_convolution", _convolution_fake, lib=LIBRARY)
 INT8_MM = torch.ops.litz.int8_mm.default
 INT8_WEIGHT_MM = torch.ops.litz.int8_weight_mm.default
+INT8_GROUP_MM = torch.ops.litz.int8_group_mm.default
 INT8_CONVOLUTION = torch.ops.litz.int8_convolution.default
-OPERATORS = frozenset((INT8_MM, INT8_WEIGHT_MM, INT8_CONVOLUTION))  # pure, and reading by index alone
+OPERATORS = frozenset((INT8_MM, INT8_WEIGHT_MM, INT8_GROUP_MM, INT8_CONVOLUTION))  # pure, and reading by index alone
 
 
 @lowers_later("litz::int8_mm")
 @lowers_later("litz::int8_weight_mm")
 def lower_mm(b: Builder, node: fx.Node, x: View, y: View) -> Any:
     return matmul.product(b, node.meta["val"], x, y)
+
+
+@lowers_later("litz::int8_group_mm")
+def lower_group_mm(b: Builder, node: fx.Node, x: View, weight: View, scales: View, zeros: View | None) -> Any:
+    """One sum over groups and their members, in which the weight's numbers become floats as they are read."""
+    out = b.allocate(node.meta["val"])
+    space, body = Space(), Body()
+    m, n = space.over(out.sizes, out.strides)
+    count = scales.sizes[1]
+    size = weight.sizes[1].int // count.int
+    group, member = space.reduce_over(count), space.reduce_over(size)
+    k = group * size + member
+    factor = body.cast(body.load(weight, (n, k)), "f32")
+    if zeros is not None:
+        factor = factor - body.cast(body.load(zeros, (n, group)), "f32")
+    factor = factor * body.cast(body.load(scales, (n, group)), "f32")
+    body.store(out, (m, n), over(space, body, "sum", body.cast(body.load(x, (m, k)), "f32") * factor))
+    b.emit(space, body)
+    return out
 
 
 @lowers_later("litz::int8_convolution")
@@ -96,4 +127,4 @@ def _beyond(dtype: str, zero_point: View | None, zero: int, body: Body) -> Val:
     return body.cast(body.load(zero_point, (ZERO,) * len(zero_point.sizes)), dtype)
 
 
-__all__ = ["INT8_CONVOLUTION", "INT8_MM", "INT8_WEIGHT_MM", "OPERATORS"]
+__all__ = ["INT8_CONVOLUTION", "INT8_GROUP_MM", "INT8_MM", "INT8_WEIGHT_MM", "OPERATORS"]

@@ -24,7 +24,7 @@ _TYPES = ("f32", "bf16", "f16")
 _LEAST_ROWS = 12
 _LEAST_ROW = 1 << 12  # elements of the columns that a single row is multiplied with
 _LEAST_COLUMNS = 16
-_FEW_ROWS = 12  # a tile of them reads the columns once
+FEW_ROWS = 12  # a tile of them reads the columns once
 
 
 def _is_generated(b: Builder) -> bool:
@@ -72,7 +72,7 @@ def is_small(b: Builder, dtype: str, rows: Expr, columns: Expr, depth: Expr) -> 
         return False
     if not (rows.is_int and columns.is_int and depth.is_int):
         return False  # what it reads is fixed when the program is built
-    return 0 < rows.int <= _FEW_ROWS and 0 < 4 * columns.int * depth.int <= b.ctx.target.l2_bytes
+    return 0 < rows.int <= FEW_ROWS and 0 < 4 * columns.int * depth.int <= b.ctx.target.l2_bytes
 
 
 def product(b: Builder, fake: torch.Tensor, x: View, y: View, finish: Any = None) -> View:

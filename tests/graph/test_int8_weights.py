@@ -44,6 +44,52 @@ def test_weights_become_floats_in_registers(shape: tuple[int, ...], dtype: torch
     assert report().launches == 1 or not how  # scales that are no constants are cast at each call
 
 
+class Groups(nn.Module):
+    """A weight of numbers of 4 bits, each in 8, with a scale for each group of them, as `torchao` traces it."""
+
+    def __init__(self, rows: int, groups: int, members: int, has_zeros: bool, has_bias: bool):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randint(-8, 8, (rows, groups * members), generator=generator).to(torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.rand(rows, groups, generator=generator) / 8)
+        zeros = torch.randint(-3, 4, (rows, groups), generator=generator).to(torch.int8)
+        self.register_buffer("zeros", zeros if has_zeros else None)
+        self.register_buffer("bias", torch.randn(rows, generator=generator) if has_bias else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.weight.view(*self.scales.shape, -1).to(x.dtype)
+        if self.zeros is not None:
+            wide = wide - self.zeros.view(*self.scales.shape, 1).to(x.dtype)
+        wide = wide * self.scales.to(x.dtype).view(*self.scales.shape, 1)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return nn.functional.linear(x, wide.view(self.weight.shape), bias)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "form"), [(1, (70, 5, 32, True, True)), (4, (33, 3, 20, False, True)), (3, (64, 2, 64, True, False))]
+)
+def test_groups_become_floats_in_registers(rows: int, form: tuple, dtype: torch.dtype) -> None:
+    model = Groups(*form).eval()
+    x = torch.randn(rows, form[1] * form[2]).to(dtype)
+    found, eager = frozen(model, verify=True)(x), model(x)
+    exact = model.double()(x.double())
+    floor = 4 * torch.finfo(dtype).eps * exact.abs().max()
+    assert (found.dtype, found.stride()) == (eager.dtype, eager.stride())
+    assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + floor
+    assert fired()["int8_groups"] == 1 and not report().calls and report().launches == 1
+
+
+@torch.no_grad()
+def test_many_rows_have_the_weight_made_of_floats() -> None:
+    model, x = Groups(64, 2, 32, True, True).eval(), torch.randn(40, 64)
+    torch.testing.assert_close(frozen(model)(x), model(x), rtol=1e-5, atol=1e-4)
+    assert "int8_groups" not in fired()
+    assert any(miss.rule == "int8_groups" and "40 rows" in miss.why for miss in report().near_misses)
+
+
 @torch.no_grad()
 def test_asked_for_the_library_nothing_changes() -> None:
     model, x = Weights(70, 64, torch.float32).eval(), torch.randn(4, 64)
