@@ -4,7 +4,8 @@
 in a process of its own, contenders taking turns token by token. A token's products have one row, so all weights but the
 embedding's are read for it: beside the time stands how many bytes of them a second that makes, as a share of what this
 machine reads in the same turns. Then `generate()` of transformers with static and with growing caches. Prints tables
-and the bars, and keeps the rows in `benchmarks/decode.json`.
+and the bars, and keeps the rows in `benchmarks/decode.json`. With `--threads 1` the processor's time counts, and not the
+clock's: what other processes do then hardly shows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.one:
         part, kind = options.one.split(",")
-        print(json.dumps(steps(kind) if part == "steps" else generated(kind)))
+        torch.set_num_threads(options.threads)
+        clock = time.process_time if options.threads == 1 else time.perf_counter
+        print(json.dumps(steps(kind, clock) if part == "steps" else generated(kind, clock)))
         return 0
     path = Path(options.output)
     found: Results = json.loads(path.read_text()) if path.exists() else {}
@@ -48,8 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
         for part in [options.only] if options.only else ("steps", "generate"):
             for kind in options.types.split(","):
                 print(f"… {part}, {kind}", file=sys.stderr, flush=True)
-                told = ("--one", f"{part},{kind}")
-                found[part][kind] = in_fresh_process("benchmarks.decode", *told, environment=without_caches())
+                told = ("--one", f"{part},{kind}", "--threads", str(options.threads))
+                environment = {**without_caches(), "OMP_NUM_THREADS": str(options.threads)}
+                found[part][kind] = in_fresh_process("benchmarks.decode", *told, environment=environment)
+                found[part][kind]["threads"] = options.threads
                 path.write_text(json.dumps(found, indent=1) + "\n")
     print(stand_in_warning() + report(found), flush=True)
     return 0
@@ -74,9 +79,8 @@ def llama(kind: str) -> torch.nn.Module:
     return model
 
 
-def steps(kind: str) -> Results:
+def steps(kind: str, clock: Callable[[], float]) -> Results:
     """Milliseconds a token of each contender, what it compiled, and how far its logits are from eager's."""
-    torch.set_num_threads(THREADS)
     results: Results = {who: {} for who in CONTENDERS}
     model = llama(kind)
     results["weights"] = _bytes_read(model)
@@ -92,7 +96,7 @@ def steps(kind: str) -> Results:
                 decoders[who] = decoder
             except Exception as error:
                 results[who] = {"failed": describe(error)}
-        times, reads = _in_turns(decoders, _readers())
+        times, reads = _in_turns(decoders, _readers(), clock)
     for who, seconds in times.items():
         results[who] |= {"best_ms": min(seconds) * 1e3, "median_ms": statistics.median(seconds) * 1e3}
         scale = torch.stack(seen["eager"]).abs().max()
@@ -175,7 +179,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
 
 
 def _in_turns(
-    decoders: Mapping[str, _Decoder], readers: Mapping[str, Callable[[], Any]]
+    decoders: Mapping[str, _Decoder], readers: Mapping[str, Callable[[], Any]], clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     times: dict[str, list[float]] = {who: [] for who in decoders}
     reads: dict[str, list[float]] = {name: [] for name in readers}
@@ -183,23 +187,22 @@ def _in_turns(
     for turn in range(2 * POSITIONS):
         for who in order:
             decoders[who].ready()
-            start = time.perf_counter()
+            start = clock()
             decoders[who].step()
-            times[who].append(time.perf_counter() - start)
+            times[who].append(clock() - start)
         order.append(order.pop(0))
         if turn % 8 == 0:
             for name, read in readers.items():
-                start = time.perf_counter()
+                start = clock()
                 read()
-                reads[name].append(time.perf_counter() - start)
+                reads[name].append(clock() - start)
     return times, reads
 
 
-def generated(kind: str) -> Results:
+def generated(kind: str, clock: Callable[[], float]) -> Results:
     """Tokens a second of `generate()`, the second time of the same lengths, and whether they are eager's."""
     from transformers import GenerationConfig
 
-    torch.set_num_threads(THREADS)
     model = llama(kind)
     ids = torch.randint(0, 8192, (1, PROMPT), generator=torch.Generator().manual_seed(2))
     results: Results = {}
@@ -219,9 +222,9 @@ def generated(kind: str) -> Results:
                 with torch.no_grad():
                     seconds = []
                     for _ in range(3):
-                        start = time.perf_counter()
+                        start = clock()
                         tokens = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-                        seconds.append(time.perf_counter() - start)
+                        seconds.append(clock() - start)
             except Exception as error:
                 results[cache][who] = {"failed": describe(error)}
                 continue
@@ -289,6 +292,8 @@ def report(found: Mapping[str, Any]) -> str:
     lines = [render([*head, *(f"apart: {who}" for who in CONTENDERS)], rows), *notes]
     rows = []
     for kind, caches in found.get("generate", {}).items():
+        notes = [f"  generate, {kind}: failed: {caches['failed']}"] if "failed" in caches else []
+        lines += notes
         for cache in CACHES:
             for who, one in caches.get(cache, {}).items():
                 text = [one["failed"], "", "", ""] if "failed" in one else [
@@ -304,6 +309,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.decode")
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--only", choices=("steps", "generate"))
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--output", default=str(OUTPUT))
     parser.add_argument("--one", metavar="PART,TYPE", help=argparse.SUPPRESS)

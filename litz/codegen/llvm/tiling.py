@@ -18,6 +18,7 @@ from litz.codegen.lanes import vector_axis
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Axis, Expr
 from litz.loop.ir import Apply, Check, Index, Kernel, Load, Reduce, Scan, Store, definitions_for, operands
+from litz.loop.radix import mixed_radix
 from litz.target import Target
 
 _WRITTEN_OUT = 8  # steps of the innermost reduced axis
@@ -55,6 +56,8 @@ def tiling(kernel: Kernel, target: Target) -> Tiling | None:
     if vector not in kernel.reduced and vector not in depends(kernel.body, kernel.reduced)[total.name]:
         return None  # a sum that is the same in every lane
     if not all(_step(load.index, vector) in (0, 1) and not list(load.index.values()) for load in loads):
+        return None
+    if vector in kernel.reduced and any(_is_streamed(load, kernel, target) for load in loads):
         return None
     lanes = max(target.vector_bytes // DTYPES[total.dtype].bytes, 2)
     inner = [a for a in kernel.reduced if a != vector]
@@ -114,6 +117,14 @@ def _rests_on(kernel: Kernel, store: Store, name: str) -> bool:
 def _step(e: Expr, axis: Axis) -> int | None:
     step = e.coefficient(axis)
     return step.int if step is not None and step.is_int else None
+
+
+def _is_streamed(load: Load, kernel: Kernel, target: Target) -> bool:
+    """Whether it reads more than the second cache holds, each element once: that is what takes the time, and is done
+    sooner in one stream than in as many as a tile has rows."""
+    axes = (*kernel.axes, *kernel.reduced)
+    size = DTYPES[load.dtype].bytes * prod(axis.size.hint for axis in axes)
+    return size > target.l2_bytes and load.index.axes() == set(axes) and mixed_radix(load.index, axes) is not None
 
 
 def _tiles(axes: list[Axis], most: int) -> Iterator[tuple[tuple[Axis, int], ...]]:
