@@ -4,8 +4,8 @@
 in a process of its own, contenders taking turns token by token. A token's products have one row, so all weights but the
 embedding's are read for it: beside the time stands how many bytes of them a second that makes, as a share of what this
 machine reads in the same turns. Then `generate()` of transformers with static and with growing caches. Prints tables
-and the bars, and keeps the rows in `benchmarks/decode.json`. With `--threads 1` the processor's time counts, and not the
-clock's: what other processes do then hardly shows.
+and the bars, and keeps the rows in `benchmarks/decode.json`. With `--threads 1` the processor's time counts, and not
+the clock's: what other processes do then hardly shows.
 """
 
 from __future__ import annotations
