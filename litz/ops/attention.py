@@ -1,8 +1,8 @@
 """Attention on a CPU, where the library's is slower: of halves, and of a single query over a cache.
 
-In: queries, keys and values. Of halves: two generated products, and what makes weights of the scores between them, where
-the scores are few enough to lie in memory. Scores are float32, as in the library's kernel, and so are the sums; weights
-are rounded to the type of the values before they are multiplied, and divided by their sum after it, as there.
+In: queries, keys and values. Of halves: two generated products, and what makes weights of the scores between them,
+where the scores are few enough to lie in memory. Scores are float32, as in the library's kernel, and so are the sums;
+weights are rounded to the type of the values before they are multiplied, and divided by their sum after it, as there.
 
 A single query, as a token at a time has, is bound by the memory that keys and values are read from: its scores are sums
 along keys, its result sums down values, and each of them is read once, in one stream, as it lies.
