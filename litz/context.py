@@ -172,6 +172,11 @@ class Context:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def note_once(self, text: str) -> None:
+        """What holds of a forward may hold of its backward."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def tell_of_graphs(self, text: str) -> None:
         """Said while the program is in use."""
         if text not in self.graphs:

@@ -53,6 +53,12 @@ class Options:
         changes_code=True,
         doc="how what a fraction as `memory_budget` keeps is chosen: " + ", ".join(BUDGET_SOLVERS),
     )
+    budget_seconds: float | None = _option(
+        120.0,
+        changes_code=True,
+        doc="how long it is searched for what to keep within a `memory_budget` in bytes, before the best that was found "
+        "is taken; None: until nothing better can be found",
+    )
     offload: bool | str = _option(
         False,
         changes_code=True,
@@ -292,6 +298,13 @@ def _check_count(minimum: int) -> Callable[[str, Any], None]:
     return check
 
 
+def _check_seconds(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise _bad(name, value, "None or a number of seconds that is not negative")
+
+
 def _check_choice(choices: tuple[str, ...]) -> Callable[[str, Any], None]:
     def check(name: str, value: Any) -> None:
         if value in choices:
@@ -369,6 +382,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "memory_budget": _check_budget,
     "recompute": _check_recompute,
     "budget_solver": _check_choice(BUDGET_SOLVERS),
+    "budget_seconds": _check_seconds,
     "offload": _check_offload,
     "cost": _check_choice(COSTS),
     "freeze": _check_freeze,

@@ -10,6 +10,7 @@ now that what kernels take for themselves is known too.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -72,7 +73,11 @@ def fit_in(
         )
     arguments = bytes_of_arguments(joint)
     quiet = unheard(ctx)
+    begun, patience = time.monotonic(), ctx.options.budget_seconds
     levels = plan(joint, policy)
+
+    def over() -> bool:
+        return patience is not None and time.monotonic() - begun > patience
 
     def asked(level: int) -> tuple[Joint, Policy]:
         copy = graph_module(joint.graph, copied(joint.graph.graph))
@@ -95,13 +100,18 @@ def fit_in(
         step[1](())
         return step, _step(arguments, [built.memory for built in ctx.built])
 
-    step, fitting = within_peak(most, levels.count, levels.bound, foretold, compiled)
+    step, fitting = within_peak(most, levels.count, levels.bound, foretold, compiled, over)
     ctx.again_seconds = levels.at(fitting.level).seconds
     on = "computing again" if policy.offload is None else "computing again and on files"
     ctx.note(
         f"memory_budget of {most:,} bytes: a step takes {fitting.peak.bytes:,} bytes at its peak, {arguments:,} of "
         f"them for arguments, and spends {ctx.again_seconds * 1e3:.1f} ms on {on}"
     )
+    if fitting.ended:
+        ctx.note(
+            f"the search for what to keep ended after {patience:g} seconds (option 'budget_seconds') with the best that "
+            "was found by then; with more of them a step may take less time"
+        )
     ctx.publish()
     return step
 

@@ -152,7 +152,7 @@ def policy_of(ctx: Context) -> Policy:
     asked = options.memory_budget
     fraction = float(asked) if isinstance(asked, (int, float)) and asked <= 1 else 1.0
     limits = ceilings(ctx.target)
-    cost = measured(ctx.target, limits, ctx.cache) if options.cost == "profile" else at_ceilings(limits)
+    cost = measured(ctx.target, limits, ctx.cache, ctx.note_once) if options.cost == "profile" else at_ceilings(limits)
     return Policy(Rules.of_option(options.recompute), fraction, options.budget_solver, cost, _offload(ctx))
 
 
@@ -219,7 +219,7 @@ def _compile_graph(
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
     # Who asks about memory waits for the answer: each kind of call is run once.
-    within = None if ctx.options.memory_budget is None else taken_within(ctx.target)
+    within = None if ctx.options.memory_budget is None else taken_within(ctx.target, ctx.note_once)
     memory = peak(program, layout, rendering.workspace, program.named(dropped), within=within)
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size, memory)
     ctx.built.append(built)

@@ -2,14 +2,15 @@
 
 In: a `Call`. Out: bytes beyond its results. A convolution's backward takes several times its weight, in a library's own
 layouts, and how much that is only the library knows. Asked of what PyTorch's allocator counts, on a CPU, for operators
-of torch's own that draw no random number and write to no argument, where they touch enough to matter; else it is 0.
+of torch's own, where they touch enough to matter. Of others it is taken to be nothing, and that is said.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -27,39 +28,83 @@ _LEAST = 1 << 20  # bytes: what touches fewer takes too little to be asked
 _SHARE = 4  # of the memory that there is, an operator may take one part in so many
 
 
-def taken_within(machine: Machine) -> Callable[[Call], int]:
+class Taken(NamedTuple):
+    """What a call takes for itself; `unknown` says why that could not be measured, if so, and 0 is counted."""
+
+    bytes: int
+    unknown: str | None = None
+
+
+def taken_within(machine: Machine, say: Callable[[str], None] = lambda text: None) -> Callable[[Call], int]:
+    """`say` is told, once for each operator, of those that take what nobody knows."""
+    told: set[str] = set()
+
     def taken(call: Call) -> int:
-        touched = sum(map(_bytes, (*views((call.args, call.kwargs)), *(v for v in call.results if v is not None))))
-        if machine.device != "cpu" or not _LEAST <= touched <= machine.memory_bytes // _SHARE or not _may_run(call):
+        if _takes_nothing(call) or _touched(call) < _LEAST:
             return 0
-        question = f"{call.target}{_spelled((call.args, call.kwargs))}"
-        if question not in _KNOWN:
-            _KNOWN[question] = _measured(call)
-        return _KNOWN[question]
+        found = _asked(call, machine)
+        if found.unknown is not None and call.target not in told:
+            told.add(call.target)
+            say(f"what {call.target} takes for itself is counted nowhere in the peak: {found.unknown}")
+        return found.bytes
 
     return taken
 
 
-_KNOWN: dict[str, int] = {}  # process-wide, as the libraries are
+def _takes_nothing(call: Call) -> bool:
+    """Products are written where they are wanted, and Litz's own operators need nothing besides their results."""
+    return not call.writes or writes_in_place(call) or taken_apart(call.target).namespace == "litz"
 
 
-def _may_run(call: Call) -> bool:
-    if call.mutates or writes_in_place(call) or taken_apart(call.target).namespace not in TORCHS_OWN:
-        return False
-    operator = operator_named(call.target)
-    return torch.Tag.nondeterministic_seeded not in operator.tags and not operator._schema.is_mutable
+_KNOWN: dict[str, Taken] = {}  # process-wide, as the libraries are
 
 
-def _measured(call: Call) -> int:
+def _touched(call: Call) -> int:
+    return sum(map(_bytes, (*views((call.args, call.kwargs)), *(v for v in call.results if v is not None))))
+
+
+def _asked(call: Call, machine: Machine) -> Taken:
+    why_not = _why_not_run(call, machine)
+    if why_not is not None:
+        return Taken(0, why_not)
+    question = f"{call.target}{_spelled((call.args, call.kwargs))}"
+    if question not in _KNOWN:
+        _KNOWN[question] = _measured(call)
+    return _KNOWN[question]
+
+
+def _why_not_run(call: Call, machine: Machine) -> str | None:
+    if machine.device != "cpu":
+        return "on a GPU it is not measured so far"
+    if _touched(call) > machine.memory_bytes // _SHARE:
+        return f"it touches more than one part in {_SHARE} of the machine's memory, too much for a trial"
+    if taken_apart(call.target).namespace not in TORCHS_OWN:
+        return "it is no operator of torch's own, and a trial might do more than compute"
+    return None
+
+
+def _measured(call: Call) -> Taken:
     try:
-        with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False), _numbers_to_come_stay():
             args, kwargs = _made(call.args), {name: _made(value) for name, value in call.kwargs}
             found: list[Any] = []
             highest = highest_allocation(lambda: found.append(operator_named(call.target)(*args, **kwargs)))
-    except Exception:  # whatever an operator has against arguments that are made up: the program is not run by this
-        return 0
-    made = sum(t.untyped_storage().nbytes() for t in tree_leaves(found) if isinstance(t, torch.Tensor))
-    return max(highest - made, 0)
+    except Exception as error:  # whatever it has against arguments that are made up: the program is not run by this
+        return Taken(0, f"a trial raised {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+    given = _memory((args, kwargs)).keys()
+    made = sum(size for address, size in _memory(found).items() if address not in given)
+    return Taken(max(highest - made, 0))
+
+
+def _memory(tensors: Any) -> dict[int, int]:
+    """By the address of each tensor's memory, its bytes."""
+    storages = (t.untyped_storage() for t in tree_leaves(tensors) if isinstance(t, torch.Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _numbers_to_come_stay() -> AbstractContextManager[None]:
+    """What a trial draws is taken from nobody."""
+    return torch.random.fork_rng(devices=[])
 
 
 def _made(arg: Any) -> Any:
@@ -90,4 +135,4 @@ def _dtype(name: str) -> torch.dtype:
     return getattr(torch, name.removeprefix("torch.")) if name.startswith("torch.") else to_torch(name)
 
 
-__all__ = ["taken_within"]
+__all__ = ["Taken", "taken_within"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -120,6 +121,50 @@ def test_the_first_level_that_fits_is_found() -> None:
 def test_what_fits_at_no_level_is_refused() -> None:
     with pytest.raises(OptionError, match="12 at least"):
         fitted(11, PEAKS[:15], FORESEEN[:15])
+
+
+class Clock:
+    """Time that is over when so much was asked."""
+
+    def __init__(self, asks: int):
+        self.left = asks
+
+    def foretold(self, peaks: list[int]) -> Callable[[int], Peak]:
+        def ask(level: int) -> Peak:
+            self.left -= 1
+            return Peak(peaks[level])
+
+        return ask
+
+    def is_over(self) -> bool:
+        return self.left <= 0
+
+
+def test_out_of_time_the_best_that_was_found_is_taken() -> None:
+    draw = random.Random(2)
+    early = 0
+    for _ in range(200):
+        peaks = sorted((draw.randint(10, 90) for _ in range(40)), reverse=True)
+        foreseen = sorted((draw.randint(10, 90) for _ in range(40)), reverse=True)
+        most, clock = draw.randint(peaks[-1], 89), Clock(draw.randint(0, 12))
+        asks = clock.left
+        best = next(n for n in range(40) if peaks[n] <= most)
+        level, fitting = within_peak(
+            most, 40, foreseen.__getitem__, clock.foretold(peaks), lambda n: (n, Peak(peaks[n])), clock.is_over
+        )
+        assert peaks[level] <= most and level == fitting.level
+        assert clock.left >= min(-3, asks - 3), "the search goes on"
+        assert level == best or fitting.ended
+        early += level != best
+    assert early > 20
+
+
+def test_out_of_time_an_error_says_so() -> None:
+    with pytest.raises(OptionError, match="12 at least") as caught:
+        within_peak(
+            9, 40, lambda n: 100 - n, lambda n: Peak(90 - 2 * n), lambda n: (n, Peak(90 - 2 * n)), lambda: True
+        )
+    assert "budget_seconds" in str(caught.value)
 
 
 def test_what_only_code_generation_knows_is_counted() -> None:

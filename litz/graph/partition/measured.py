@@ -30,7 +30,11 @@ _ENOUGH = 0.1  # seconds, for the rounds of one operator
 _SHARE = 4  # of the memory that is free, an operator may take one part in so many
 
 
-def measured(machine: Machine, ceilings: Ceilings, cache: Lasting | None) -> Cost:
+def measured(
+    machine: Machine, ceilings: Ceilings, cache: Lasting | None, say: Callable[[str], None] = lambda text: None
+) -> Cost:
+    """`say` is told, once for each operator, of those that could not be run."""
+    told: set[str] = set()
     about = (
         ", ".join(f"{k}={v}" for k, v in sorted(machine.cache_key_entries().items())) + f", torch {torch.__version__}"
     )
@@ -39,20 +43,27 @@ def measured(machine: Machine, ceilings: Ceilings, cache: Lasting | None) -> Cos
         otherwise = seconds(node, ceilings)
         if otherwise == 0.0:  # a view, a part of a tuple
             return 0.0
-        return _kept(node, about, machine, cache, otherwise)
+        found = _kept(node, about, machine, cache)
+        if isinstance(found, float):
+            return found
+        if str(node.target) not in told:
+            told.add(str(node.target))
+            say(f"the time of {node.target} is not measured but judged by its bytes and operations: {found}")
+        return otherwise
 
     return cost
 
 
-def _kept(node: fx.Node, about: str, machine: Machine, cache: Lasting | None, otherwise: float) -> float:
+def _kept(node: fx.Node, about: str, machine: Machine, cache: Lasting | None) -> float | str:
+    """Seconds, or why they are not known."""
     question = f"{node.target}{_spelled((node.args, node.kwargs))} on {about}"
     if question in _KNOWN:
         return _KNOWN[question]
     key = blake2b(question.encode(), digest_size=20).hexdigest()
     kept = None if cache is None else cache.load("cost", key)
     found = kept if isinstance(kept, float) else _run(node, machine)
-    if found is None:
-        return otherwise
+    if isinstance(found, str):
+        return found
     _KNOWN[question] = found
     if cache is not None and kept is None:
         cache.store("cost", key, found, {"cost": question})
@@ -78,16 +89,16 @@ def _numbers(sizes: Any) -> list[int]:
 
 
 # -- running it ---------------------------------------------------------------------------------
-def _run(node: fx.Node, machine: Machine) -> float | None:
-    """Seconds of the fastest of some runs."""
+def _run(node: fx.Node, machine: Machine) -> float | str:
+    """Seconds of the fastest of some runs, or why there was none."""
     if 2 * bytes_moved(node) > _free(machine) // _SHARE:
-        return None
+        return f"it touches more than one part in {2 * _SHARE} of the memory that is free, too much for a trial"
     try:
         with unset_fake_temporarily(), torch.no_grad(), torch.autocast(machine.device, enabled=False):
             args, kwargs = pytree.tree_map(lambda value: _made(value, machine), (node.args, node.kwargs))
             return _timed(lambda: node.target(*args, **kwargs), machine)  # type: ignore[operator]
-    except Exception:  # whatever an operator has against arguments that are made up: the program is not run by this
-        return None
+    except Exception as error:  # whatever it has against arguments that are made up: the program is not run by this
+        return f"a trial raised {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _free(machine: Machine) -> int:

@@ -17,6 +17,8 @@ from litz.errors import OptionError
 
 Compiled = TypeVar("Compiled")
 _LAST = 8  # levels
+_UNFINISHED = "there may be less: the search ran out of time (option 'budget_seconds'); "
+_NOTHING_ELSE = "arguments alone take as much"
 
 
 class Peak(NamedTuple):
@@ -27,8 +29,11 @@ class Peak(NamedTuple):
 
 
 class Fitting(NamedTuple):
+    """`ended`: the search ran out of time; another level that fits may lose less."""
+
     level: int
     peak: Peak
+    ended: bool = False
 
 
 def within_peak(
@@ -37,9 +42,11 @@ def within_peak(
     foreseen: Callable[[int], int],
     foretold: Callable[[int], Peak],
     compiled: Callable[[int], tuple[Compiled, Peak]],
+    over: Callable[[], bool] = lambda: False,
 ) -> tuple[Compiled, Fitting]:
     """`foreseen`: bytes at a level, but for what all have alike. `foretold` follows the program, without code
-    generation, and so leaves out what only that knows: it is asked before anything is compiled."""
+    generation, and so leaves out what only that knows: it is asked before anything is compiled. Once the time is
+    `over`, what fits of what was asked is taken; if nothing does, the last level, which has the least memory."""
     known: dict[int, Peak] = {}
 
     def fits(level: int) -> bool:
@@ -47,25 +54,28 @@ def within_peak(
             known[level] = foretold(level)
         return known[level].bytes <= most
 
-    start = 0
+    start, ended = 0, False
     if not fits(0):
         alike = known[0].bytes - foreseen(0)
         # What is foreseen to be the least need not be: the last ones are all asked.
         latest = max(1, levels - _LAST)
         start = next((n for n in range(1, latest) if foreseen(n) + alike <= most), latest)
-        while start > 1 and fits(start) and fits(start - 1):
+        while start > 1 and fits(start) and not (ended := over()) and fits(start - 1):
             start -= 1
     for level in range(start, levels):
+        ended = ended or (level not in known and over())
+        if ended and level not in known and level < levels - 1:
+            continue
         if fits(level):
             result, known[level] = compiled(level)
             if fits(level):
-                return result, Fitting(level, known[level])
+                return result, Fitting(level, known[level], ended)
     # Stated is what that step really takes: who asks for as much gets it.
     least = compiled(min(known, key=lambda level: known[level].bytes))[1]
     holding = ", ".join(f"{name} ({size:,} bytes)" for name, size in least.largest)
     raise OptionError(
         f"memory_budget is {most:,} bytes, and a step takes {least.bytes:,} at least, arguments and gradients included",
-        hint=f"the peak is set by {holding}" if holding else "arguments alone take as much",
+        hint=(_UNFINISHED if ended else "") + (f"the peak is set by {holding}" if holding else _NOTHING_ELSE),
     )
 
 
