@@ -1,13 +1,14 @@
 """Memory of training steps: foretold against measured, over bounds, and under checkpoints.
 
-`make bench-memory`, or `python -m benchmarks.memory [--only peaks,levels,bounds,checkpoints] [--models bert,stack]
-[--budgets 1,0.5,0] [--bounds 20]`. Counted are all bytes beyond parameters and arguments, as PyTorch's allocator counts
-them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and budget is measured in a
+`make bench-memory`, or `python -m benchmarks.memory [--only peaks,levels,bounds,fractions,checkpoints]
+[--models bert,stack] [--budgets 1,0.5,0] [--bounds 20]`. Counted are all bytes beyond parameters and arguments, as
+PyTorch's allocator counts them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and budget is measured in a
 process of its own.
 
 `peaks`: the report's peak beside the measured one; a row fails where they are more than 5% apart. `bounds`: the stack
 under `memory_budget` in bytes, from the least that can be to what is taken without a bound; it fails where a smaller
-bound has a higher peak or a shorter step, is not kept to, or is foretold wrongly. `levels`: the same bounds, and what
+bound has a higher peak or a shorter step, is not kept to, or is foretold wrongly. `fractions`: the stack under as many
+fractions from 1 to 0; it fails where a smaller one has a higher peak. `levels`: the same bounds, and what
 would be compiled for them by what is foretold, which takes a minute. `checkpoints`: models of transformers
 after `gradient_checkpointing_enable()`, in eager and compiled, steps taken in turn; it fails where the compiled one
 takes more memory, or more time.
@@ -16,6 +17,7 @@ takes more memory, or more time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -27,6 +29,7 @@ from benchmarks.process import THREADS, in_fresh_process
 from benchmarks.table import figure, ratio, render
 
 APART = 0.05
+SAME = 0.01  # peaks that are nearer than this are one
 MODELS = "bert,gpt2,llama,vit,resnet,convnext,stack"
 CHECKPOINTED = ("bert", "gpt2", "llama", "stack")
 _PATIENCE = 3600.0
@@ -35,7 +38,7 @@ Step = Callable[[], Any]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="peaks,levels,bounds,checkpoints")
+    parser.add_argument("--only", default="peaks,levels,bounds,fractions,checkpoints")
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--budgets", default="1,0.5,0")
     parser.add_argument("--bounds", type=int, default=20)
@@ -43,9 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.one:
         what, *given = options.one
-        print(
-            json.dumps({"peak": measure, "levels": levels, "bounds": bounds, "checkpoint": checkpointed}[what](*given))
-        )
+        asked = {
+            "peak": measure, "levels": levels, "bounds": bounds, "fractions": fractions, "checkpoint": checkpointed
+        }  # fmt: skip
+        print(json.dumps(asked[what](*given)))
         return 0
     models, failed = options.models.split(","), []
     for part in options.only.split(","):
@@ -55,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
             failed += _levels(options.bounds)
         elif part == "bounds":
             failed += _bounds(options.bounds)
+        elif part == "fractions":
+            failed += _fractions(options.bounds)
         else:
             failed += _checkpoints([name for name in models if name in CHECKPOINTED])
     print(f"missed: {', '.join(failed) or 'nothing'}")
@@ -203,15 +209,20 @@ def _bounds(count: int) -> list[str]:
     return failed
 
 
-def bounds(count: str) -> dict[str, Any]:
-    """From the least memory to what is taken without a bound, in steps that are alike."""
+def _afresh() -> None:
     import torch
 
     import litz
 
+    torch._dynamo.reset()
+    litz.report.HISTORY.clear()
+
+
+def bounds(count: str) -> dict[str, Any]:
+    """From the least memory to what is taken without a bound, in steps that are alike."""
+
     def compiled(most: int) -> dict[str, Any]:
-        torch._dynamo.reset()
-        litz.report.HISTORY.clear()
+        _afresh()
         return _peaks_of(*_step("stack", {"memory_budget": most}))
 
     module, step = _step("stack", {"memory_budget": 1.0})
@@ -232,6 +243,32 @@ def bounds(count: str) -> dict[str, Any]:
         points.append({"bound": bound, **compiled(bound)})
         print(points[-1], file=sys.stderr, flush=True)
     return {"arguments": arguments, "points": points}
+
+
+# -- fractions -------------------------------------------------------------------------------------
+def _fractions(count: int) -> list[str]:
+    found = _asked("fractions", str(count))
+    if "failed" in found:
+        return [f"fractions: {found['failed']}"]
+    points = found["points"]
+    rows = [[f"{p['fraction']:.3f}", _mib(p["predicted"]), _mib(p["measured"])] for p in points]
+    print(render(["fraction", "predicted MiB", "measured MiB"], rows))
+    failed = []
+    for name in ("predicted", "measured"):
+        if any(after[name] > (1 + SAME) * before[name] for before, after in itertools.pairwise(points)):
+            failed.append(f"the {name} peak is not monotonic over fractions")
+    return failed
+
+
+def fractions(count: str) -> dict[str, Any]:
+    """From all that is usual to the least."""
+    points = []
+    for at in range(int(count)):
+        fraction = 1 - at / (int(count) - 1)
+        _afresh()
+        points.append({"fraction": fraction, **_peaks_of(*_step("stack", {"memory_budget": fraction}))})
+        print(points[-1], file=sys.stderr, flush=True)
+    return {"points": points}
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

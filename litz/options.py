@@ -56,8 +56,8 @@ class Options:
     budget_seconds: float | None = _option(
         120.0,
         changes_code=True,
-        doc="how long it is searched for what to keep within a `memory_budget` in bytes, before the best that was found "
-        "is taken; None: until nothing better can be found",
+        doc="seconds of search for what to keep within a `memory_budget` in bytes, before the best that was found is "
+        "taken; None: until nothing better can be found",
     )
     offload: bool | str = _option(
         False,

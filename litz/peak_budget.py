@@ -109,8 +109,8 @@ def fit_in(
     )
     if fitting.ended:
         ctx.note(
-            f"the search for what to keep ended after {patience:g} seconds (option 'budget_seconds') with the best that "
-            "was found by then; with more of them a step may take less time"
+            f"the search for what to keep ended after {patience:g} seconds (option 'budget_seconds') with the best "
+            "found by then; with more of them a step may take less time"
         )
     ctx.publish()
     return step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -123,6 +124,10 @@ def test_what_fits_at_no_level_is_refused() -> None:
         fitted(11, PEAKS[:15], FORESEEN[:15])
 
 
+def as_compiled(peaks: list[int], level: int) -> tuple[int, Peak]:
+    return level, Peak(peaks[level])
+
+
 class Clock:
     """Time that is over when so much was asked."""
 
@@ -150,7 +155,7 @@ def test_out_of_time_the_best_that_was_found_is_taken() -> None:
         asks = clock.left
         best = next(n for n in range(40) if peaks[n] <= most)
         level, fitting = within_peak(
-            most, 40, foreseen.__getitem__, clock.foretold(peaks), lambda n: (n, Peak(peaks[n])), clock.is_over
+            most, 40, foreseen.__getitem__, clock.foretold(peaks), partial(as_compiled, peaks), clock.is_over
         )
         assert peaks[level] <= most and level == fitting.level
         assert clock.left >= min(-3, asks - 3), "the search goes on"
@@ -161,9 +166,7 @@ def test_out_of_time_the_best_that_was_found_is_taken() -> None:
 
 def test_out_of_time_an_error_says_so() -> None:
     with pytest.raises(OptionError, match="12 at least") as caught:
-        within_peak(
-            9, 40, lambda n: 100 - n, lambda n: Peak(90 - 2 * n), lambda n: (n, Peak(90 - 2 * n)), lambda: True
-        )
+        within_peak(9, 40, lambda n: 100 - n, lambda n: Peak(90 - 2 * n), lambda n: (n, Peak(90 - 2 * n)), lambda: True)
     assert "budget_seconds" in str(caught.value)
 
 

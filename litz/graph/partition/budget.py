@@ -10,7 +10,7 @@ touch; which of them to keep is a knapsack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import fx
 
@@ -19,6 +19,8 @@ from litz.graph.partition.maxflow import INFINITE
 from litz.graph.partition.mincut import Choice, Problem, Toll, minimum_cut
 
 _MOST_RATES = 40
+_HULL = 24  # choices
+_NEARLY = 1.01  # peaks that are nearer than this are foreseen to be one
 Seconds = Mapping[fx.Node, float]  # of each node that may be computed again; what costs nothing is not in it
 
 
@@ -35,6 +37,17 @@ def within(
 ) -> Choice:
     """The same for a number of bytes."""
     return _Budget(problem, seconds, may).within(usual, bound, solver)
+
+
+def least_worth_keeping(
+    problem: Problem, usual: Choice, seconds: Seconds, may: frozenset[fx.Node], held: Callable[[Choice], int]
+) -> int:
+    """Bytes below which keeping less raises the peak: who keeps next to nothing computes all of the forward at once,
+    and has all of it in memory again. `held`: bytes at the peak of a choice, foreseen."""
+    budget = _Budget(problem, seconds, may)
+    peaks = {choice.bytes: held(choice) for choice in (usual, *budget.hull(usual))}
+    low = _NEARLY * min(peaks.values())
+    return min(kept for kept, peak in peaks.items() if peak <= low)
 
 
 def at_rate(problem: Problem, seconds: Seconds, may: frozenset[fx.Node], rate: float) -> Choice:
@@ -78,6 +91,21 @@ class _Budget:
         worth = {n: round(rate * lost) for n, lost in self.seconds.items()}
         return minimum_cut(self.problem, lambda n: worth.get(n, 0) if n in self.may else INFINITE)
 
+    def hull(self, usual: Choice) -> list[Choice]:
+        """Choices that are best at some rate, from those that keep most to those that keep least."""
+        found = [self.at_rate(0.0)]
+        todo = [(usual, found[0])]
+        while todo and len(found) < _HULL:
+            more, less = todo.pop(0)
+            lost = self.time(less) - self.time(more)
+            if lost <= 0 or more.bytes <= less.bytes:
+                continue
+            between = self.at_rate((more.bytes - less.bytes) / lost)
+            if less.bytes < between.bytes < more.bytes:
+                found.append(between)
+                todo += [(more, between), (between, less)]
+        return sorted(found, key=lambda choice: -choice.bytes)
+
     def filled(self, fits: Choice, large: Choice, bound: int, solver: Solver) -> Choice:
         """Between the two: of the pieces that only the first computes again, the dearest are kept after all."""
         pieces = _pieces(fits.again - large.again, self.problem)
@@ -117,4 +145,4 @@ def _pieces(nodes: frozenset[fx.Node], problem: Problem) -> list[frozenset[fx.No
     return found
 
 
-__all__ = ["Seconds", "at_rate", "within", "within_fraction"]
+__all__ = ["Seconds", "at_rate", "least_worth_keeping", "within", "within_fraction"]

@@ -13,7 +13,7 @@ from torch import fx
 
 from litz.graph.partition.again import Rules, forbidden, fuses, is_possible
 from litz.graph.partition.blockwise import Plan, Question
-from litz.graph.partition.budget import Seconds, within_fraction
+from litz.graph.partition.budget import Seconds, least_worth_keeping, within
 from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.foresee import Foresight
@@ -68,7 +68,12 @@ def choose(joint: Joint, sides: Sides, policy: Policy) -> Choice:
     solver = SOLVERS[policy.solver]
     if policy.offload is not None:
         return within_fraction_and_file(problem, usual, policy.fraction, dear, may, solver, policy.offload)
-    return within_fraction(problem, usual, policy.fraction, dear, may, solver)
+    foresight = _foresight(joint, sides, policy)
+    made = [n for n in problem.nodes if n.op == "call_function"]
+    floor = least_worth_keeping(
+        problem, usual, dear, may, lambda choice: foresight.held(made, set(choice.kept), choice.again).most
+    )
+    return within(problem, usual, max(int(usual.bytes * policy.fraction), floor), dear, may, solver)
 
 
 def plan(joint: Joint, policy: Policy) -> Plan | FilePlan:
@@ -78,8 +83,11 @@ def plan(joint: Joint, policy: Policy) -> Plan | FilePlan:
     dear = seconds()
     if policy.offload is not None:
         return FilePlan(problem, usual, dear, may, SOLVERS[policy.solver], policy.offload)
-    foresight = Foresight(joint, sides, partial(fuses, allowed=policy.rules.allowed))
-    return Plan(Question(problem, foresight, usual, dear, may, exact=policy.solver == "ilp"))
+    return Plan(Question(problem, _foresight(joint, sides, policy), usual, dear, may, exact=policy.solver == "ilp"))
+
+
+def _foresight(joint: Joint, sides: Sides, policy: Policy) -> Foresight:
+    return Foresight(joint, sides, partial(fuses, allowed=policy.rules.allowed))
 
 
 def at_level(levels: Plan | FilePlan, level: int, policy: Policy) -> Policy:
