@@ -2,8 +2,8 @@
 
 `make bench-memory`, or `python -m benchmarks.memory [--only peaks,levels,bounds,fractions,checkpoints]
 [--models bert,stack] [--budgets 1,0.5,0] [--bounds 20]`. Counted are all bytes beyond parameters and arguments, as
-PyTorch's allocator counts them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and budget is measured in a
-process of its own.
+PyTorch's allocator counts them; `stack` is a Llama of 8 layers at 2,048 tokens (`benchmarks/stack.py`). Each model and
+budget is measured in a process of its own.
 
 `peaks`: the report's peak beside the measured one; a row fails where they are more than 5% apart. `bounds`: the stack
 under `memory_budget` in bytes, from the least that can be to what is taken without a bound; it fails where a smaller

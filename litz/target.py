@@ -33,7 +33,9 @@ _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "sse2": 16, "neon": 16}
 _VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "sse2": 16, "neon": 32}
 # LLVM's name of the least processor with a level, and all that it has.
 _BASELINE = "+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
-_V3 = f"{_BASELINE},+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+_V3 = (
+    f"{_BASELINE},+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+)
 _PORTABLE = {
     "sse2": ("x86-64", _BASELINE),
     "avx2": ("x86-64-v3", _V3),
