@@ -240,7 +240,7 @@ def scheduled(
     program = run("split_reductions", ctx, split_reductions, program, ctx)
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
-        program = run("order", ctx, order, program, ctx, program.named(dropped))
+        program = run("order", ctx, order, program, ctx, program.named(dropped), program.named(donated))
         layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated))
     else:
         layout = run("plan_memory", ctx, plan_memory, program)

@@ -2,77 +2,74 @@
 
 In: a fused program. Out: the same steps in an order that respects every dependence and has a lower peak, or the program
 as it is. Autograd has the gradient of a layer's input computed, and then that of its weight; the other way round what
-was kept for the weight is gone before the next large result is made. A step moves ahead of a few others only: what is
-made and read in turn is still in the caches. What may fail, and what the caller can see, stays in the order it has.
+was kept for the weight is gone before the next large result is made. The same is tried from the last step to the first,
+where it has what is made late made later, such as what a backward computes again; the better of the two is taken. A step
+moves past a few others only: what is made and read in turn is still in the caches. What may fail, and what the caller
+can see, stays in the order it has.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from litz.context import Context
 from litz.loop.ir import Program, Step, View
 from litz.schedule.check_first import dependences, has_effect, may_fail
-from litz.schedule.peak import bytes_of
+from litz.schedule.memory import plan_for_training
+from litz.schedule.peak import bytes_of, peak
 
 _AHEAD = 16  # steps that one may be moved over
 _WORTH = 0.01  # of the peak, by which it must be lower
 _LEAST = 1 << 20  # bytes, by which it must be lower
 
 
-def order(program: Program, ctx: Context, dropped: Collection[str] = ()) -> Program:
-    """`dropped`: arguments that nobody else holds, and that go when they were read last."""
-    memory = _Memory(program, dropped)
+def order(
+    program: Program, ctx: Context, dropped: Collection[str] = (), donated: Collection[str] = ()
+) -> Program:
+    """`dropped`: arguments that nobody else holds, and that go when they were read last; `donated`: those whose memory
+    may be used again."""
+    memory = _memory(program, dropped)
     if memory.total < _LEAST:
         return program
-    found = _reordered(program, memory)
-    before, after = memory.peak(range(len(program.steps))), memory.peak(found)
+    waits = _waits(program)
+    early = _reordered(waits, memory)
+    late = [len(waits) - 1 - at for at in reversed(_reordered(_backwards(waits), memory.backwards()))]
+    tried = [replace(program, steps=tuple(program.steps[at] for at in steps)) for steps in (early, late)]
+    peaks = [peak(one, plan_for_training(one, frozenset(donated)), 0, dropped).peak for one in (program, *tried)]
+    before, after = peaks[0], min(peaks[1:])
     if before - after < max(_WORTH * before, _LEAST) or not ctx.spend("order steps by what they let go of"):
         return program
-    return replace(program, steps=tuple(program.steps[at] for at in found))
+    return tried[peaks.index(after, 1) - 1]
 
 
+@dataclass(frozen=True)
 class _Memory:
     """What each step takes and lets go of, by which steps were run."""
 
-    def __init__(self, program: Program, dropped: Collection[str]):
-        leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
-        self.touched = [tuple(dict.fromkeys((*step.reads, *step.writes))) for step in program.steps]
-        self.uses: dict[str, int] = {}
-        for names in self.touched:
-            for name in names:
-                self.uses[name] = self.uses.get(name, 0) + 1
-        self.bytes: dict[str, int] = {}
-        self.there: set[str] = set()  # before the first step
-        self.stays: set[str] = set()  # after the last
-        for name in self.uses:
-            buffer = program.buffers[name]
-            if buffer.kind == "input" and name in dropped:
-                self.there.add(name)
-            elif buffer.kind not in ("temp", "output"):
-                continue
-            self.bytes[name] = bytes_of(buffer)
-            if buffer.kind == "output" or name in leaving:
-                self.stays.add(name)
-        self.total = sum(self.bytes.values())
+    touched: list[tuple[str, ...]]
+    bytes: dict[str, int]  # of buffers that come or go
+    there: frozenset[str]  # before the first step
+    stays: frozenset[str]  # after the last
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+    def backwards(self) -> _Memory:
+        """As if time ran the other way: what a step writes first it lets go of."""
+        return _Memory(self.touched[::-1], self.bytes, self.stays, self.there)
+
+    def uses(self) -> dict[str, int]:
+        return dict(Counter(name for names in self.touched for name in names))
 
     def taken(self, at: int, born: Collection[str]) -> int:
-        return sum(self.bytes[n] for n in self.touched[at] if n in self.bytes and n not in born)
+        return sum(self.bytes[n] for n in self.touched[at] if n not in born)
 
     def released(self, at: int, left: dict[str, int]) -> int:
         """`left`: of each buffer, the steps that touch it and were not run."""
-        return sum(self.bytes[n] for n in self.touched[at] if n in self.bytes and left[n] == 1 and n not in self.stays)
-
-    def peak(self, steps: Sequence[int]) -> int:
-        left, born = dict(self.uses), set(self.there)
-        live = most = sum(self.bytes[n] for n in self.there)
-        for at in steps:
-            live += self.taken(at, born)
-            most = max(most, live)
-            live -= self.released(at, left)
-            self.run(at, left, born)
-        return most
+        return sum(self.bytes[n] for n in self.touched[at] if left[n] == 1 and n not in self.stays)
 
     def run(self, at: int, left: dict[str, int], born: set[str]) -> None:
         born.update(self.touched[at])
@@ -80,11 +77,31 @@ class _Memory:
             left[name] -= 1
 
 
-def _reordered(program: Program, memory: _Memory) -> list[int]:
+def _memory(program: Program, dropped: Collection[str]) -> _Memory:
+    leaving = {view.buffer for view in program.outputs if isinstance(view, View)}
+    sizes: dict[str, int] = {}
+    touched = []
+    there, stays = set(), set()
+    for step in program.steps:
+        own = []
+        for name in dict.fromkeys((*step.reads, *step.writes)):
+            buffer = program.buffers[name]
+            if buffer.kind == "input" and name in dropped:
+                there.add(name)
+            elif buffer.kind not in ("temp", "output"):
+                continue
+            own.append(name)
+            sizes[name] = bytes_of(buffer)
+            if buffer.kind == "output" or name in leaving:
+                stays.add(name)
+        touched.append(tuple(own))
+    return _Memory(touched, sizes, frozenset(there), frozenset(stays))
+
+
+def _reordered(before: Sequence[set[int]], memory: _Memory) -> list[int]:
     """Positions of steps: of those whose turn is near and that wait for nothing, the one that frees most; if none
-    frees any, the first."""
-    before = _waits(program)
-    left, born = dict(memory.uses), set(memory.there)
+    frees any, the first. `before`: for each step, those that it comes after."""
+    left, born = memory.uses(), set(memory.there)
     done: set[int] = set()
     found: list[int] = []
     first = 0
@@ -101,6 +118,16 @@ def _reordered(program: Program, memory: _Memory) -> list[int]:
         while first in done:
             first += 1
     return found
+
+
+def _backwards(before: Sequence[set[int]]) -> list[set[int]]:
+    """For each step, the last one first, those that come after it."""
+    last = len(before) - 1
+    after: list[set[int]] = [set() for _ in before]
+    for at, waits in enumerate(before):
+        for other in waits:
+            after[last - other].add(last - at)
+    return after
 
 
 def _waits(program: Program) -> list[set[int]]:

@@ -55,6 +55,17 @@ def test_what_was_kept_goes_before_more_is_made() -> None:
     assert peak_of(found, kept) < peak_of(program, kept)
 
 
+def test_what_is_read_late_is_made_late() -> None:
+    """As what is computed again at the start of a backward, though its readers come behind others."""
+    again = [kernel(f"again{at}", ["in_small"], f"made{at}") for at in range(3)]
+    flow = [kernel(f"flow{at}", ["in_x" if at == 0 else f"out{at - 1}", f"made{at}"], f"out{at}", 1) for at in range(3)]
+    program = program_of([*again, *flow], frozenset(("in_small", "out0", "out1", "out2")))
+    found = ordered(program)
+    names = [step.name for step in found.steps]
+    assert names.index("again2") > names.index("flow1") and names.index("again1") > names.index("flow0")
+    assert peak_of(found) < 1.01 * LARGE * 4 < peak_of(program)  # one of the three at a time
+
+
 def test_without_fuel_the_order_is_the_one_there_was() -> None:
     program, kept = backward(4)
     assert ordered(program, kept, fuel=0) is program
