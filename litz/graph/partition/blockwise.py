@@ -83,7 +83,8 @@ class Plan:
     @cached_property
     def usual_bytes(self) -> int:
         q = self.question
-        return max(q.foresight.held(q.problem.nodes, set(q.usual.kept), q.usual.again).most, int(q.foresight.own.max()))
+        made = [n for n in q.problem.nodes if n.op == "call_function"]  # arguments are there at every level
+        return max(q.foresight.held(made, set(q.usual.kept), q.usual.again).most, int(q.foresight.own.max()))
 
     @cached_property
     def least_bytes(self) -> int:

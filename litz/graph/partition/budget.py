@@ -19,8 +19,7 @@ from litz.graph.partition.maxflow import INFINITE
 from litz.graph.partition.mincut import Choice, Problem, Toll, minimum_cut
 
 _MOST_RATES = 40
-_HULL = 24  # choices
-_NEARLY = 1.01  # peaks that are nearer than this are foreseen to be one
+_STEPS = 20  # of fractions
 Seconds = Mapping[fx.Node, float]  # of each node that may be computed again; what costs nothing is not in it
 
 
@@ -39,15 +38,25 @@ def within(
     return _Budget(problem, seconds, may).within(usual, bound, solver)
 
 
-def least_worth_keeping(
-    problem: Problem, usual: Choice, seconds: Seconds, may: frozenset[fx.Node], held: Callable[[Choice], int]
-) -> int:
-    """Bytes below which keeping less raises the peak: who keeps next to nothing computes all of the forward at once,
-    and has all of it in memory again. `held`: bytes at the peak of a choice, foreseen."""
-    budget = _Budget(problem, seconds, may)
-    peaks = {choice.bytes: held(choice) for choice in (usual, *budget.hull(usual))}
-    low = _NEARLY * min(peaks.values())
-    return min(kept for kept, peak in peaks.items() if peak <= low)
+def lowest_within_fraction(
+    problem: Problem, usual: Choice, fraction: float, seconds: Seconds, may: frozenset[fx.Node], solver: Solver,
+    held: Callable[[Choice], int],
+) -> Choice:  # fmt: skip
+    """The same, or what a larger fraction gives, where that holds less at the peak: who keeps next to nothing computes
+    all of the forward at once, and has all of it in memory again. `held`: bytes at the peak of a choice, foreseen.
+
+    Fractions are taken in steps: all that are tried for one are tried for a smaller one too, so its peak is no higher.
+    """
+    least = None
+    for part in range(int(fraction * _STEPS + 1e-9), _STEPS + 1):
+        choice = within_fraction(problem, usual, part / _STEPS, seconds, may, solver)
+        if least is not None and choice.bytes >= least[0]:
+            break  # what is kept is held when the backward begins
+        peak = held(choice)
+        if least is None or peak < least[0]:
+            least = peak, choice
+    assert least is not None
+    return least[1]
 
 
 def at_rate(problem: Problem, seconds: Seconds, may: frozenset[fx.Node], rate: float) -> Choice:
@@ -91,21 +100,6 @@ class _Budget:
         worth = {n: round(rate * lost) for n, lost in self.seconds.items()}
         return minimum_cut(self.problem, lambda n: worth.get(n, 0) if n in self.may else INFINITE)
 
-    def hull(self, usual: Choice) -> list[Choice]:
-        """Choices that are best at some rate, from those that keep most to those that keep least."""
-        found = [self.at_rate(0.0)]
-        todo = [(usual, found[0])]
-        while todo and len(found) < _HULL:
-            more, less = todo.pop(0)
-            lost = self.time(less) - self.time(more)
-            if lost <= 0 or more.bytes <= less.bytes:
-                continue
-            between = self.at_rate((more.bytes - less.bytes) / lost)
-            if less.bytes < between.bytes < more.bytes:
-                found.append(between)
-                todo += [(more, between), (between, less)]
-        return sorted(found, key=lambda choice: -choice.bytes)
-
     def filled(self, fits: Choice, large: Choice, bound: int, solver: Solver) -> Choice:
         """Between the two: of the pieces that only the first computes again, the dearest are kept after all."""
         pieces = _pieces(fits.again - large.again, self.problem)
@@ -145,4 +139,4 @@ def _pieces(nodes: frozenset[fx.Node], problem: Problem) -> list[frozenset[fx.No
     return found
 
 
-__all__ = ["Seconds", "at_rate", "least_worth_keeping", "within", "within_fraction"]
+__all__ = ["Seconds", "at_rate", "lowest_within_fraction", "within", "within_fraction"]

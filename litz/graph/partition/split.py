@@ -13,7 +13,7 @@ from torch import fx
 
 from litz.graph.partition.again import Rules, forbidden, fuses, is_possible
 from litz.graph.partition.blockwise import Plan, Question
-from litz.graph.partition.budget import Seconds, least_worth_keeping, within
+from litz.graph.partition.budget import Seconds, lowest_within_fraction
 from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.foresee import Foresight
@@ -70,10 +70,11 @@ def choose(joint: Joint, sides: Sides, policy: Policy) -> Choice:
         return within_fraction_and_file(problem, usual, policy.fraction, dear, may, solver, policy.offload)
     foresight = _foresight(joint, sides, policy)
     made = [n for n in problem.nodes if n.op == "call_function"]
-    floor = least_worth_keeping(
-        problem, usual, dear, may, lambda choice: foresight.held(made, set(choice.kept), choice.again).most
-    )
-    return within(problem, usual, max(int(usual.bytes * policy.fraction), floor), dear, may, solver)
+
+    def held(choice: Choice) -> int:
+        return foresight.held(made, set(choice.kept), choice.again).most
+
+    return lowest_within_fraction(problem, usual, policy.fraction, dear, may, solver, held)
 
 
 def plan(joint: Joint, policy: Policy) -> Plan | FilePlan:
