@@ -241,9 +241,9 @@ def scheduled(
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
         program = run("order", ctx, order, program, ctx, program.named(dropped), program.named(donated))
-        layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated))
+        layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated), ctx.target.sums_first)
     else:
-        layout = run("plan_memory", ctx, plan_memory, program)
+        layout = run("plan_memory", ctx, plan_memory, program, None, frozenset(), ctx.target.sums_first)
     return Scheduled(lowered, program, layout)
 
 

@@ -168,6 +168,12 @@ class Target:
         return None
 
     @property
+    def sums_first(self) -> bool:
+        """Whether a product's kernel has all of an element's sum before it loads, once, what that is combined with: a
+        result may then lie over what it is made of."""
+        return True
+
+    @property
     def reads_around_arguments(self) -> bool:
         """Whether arguments are always read where they lie, with what lies around them, and never from copies."""
         return True
@@ -234,6 +240,7 @@ class GpuTarget:
     starts_are_dear = True
     joins_by_masks = True
     cuts_sums_early = False
+    sums_first = False
     reads_around_arguments = False
     races_eager = True
 

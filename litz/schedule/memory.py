@@ -3,7 +3,7 @@
 In: a program whose steps are in order. Out: a `Layout`, which holds whatever the sizes are: how long each buffer
 lives, which ones follow each other in one piece of memory, which have memory of their own. `place.py` then gives byte
 offsets, for sizes that may be known only at a call. A kernel may also write a result over an argument that dies
-there, when it reads and writes each element at the same place.
+there, when it reads and writes each element at the same place; so may a product, over what its sum is combined with.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from litz.loop.contraction import contraction
 from litz.loop.dtype import DTYPES
 from litz.loop.expr import Expr
-from litz.loop.ir import Kernel, Load, Program, Store
+from litz.loop.ir import Kernel, Load, Program, Store, definitions_for
 from litz.loop.passes import last_pass_only
+from litz.loop.radix import mixed_radix
 from litz.schedule.check_first import first_effect
 from litz.schedule.lifetimes import Lifetimes, lifetimes
 from litz.schedule.place import Span, bytes_of, size_of
@@ -46,7 +48,7 @@ class Layout:
 _WORTH_A_PAUSE = 1 << 20
 
 
-def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -> Layout:
+def plan_for_training(program: Program, donated: frozenset[str] = frozenset(), sums_first: bool = False) -> Layout:
     """The layout of a forward or a backward: large memory is taken when it is due and returned after its last use.
 
     An arena lives as long as its program runs, and would come on top of what is saved and of all gradients. So
@@ -56,7 +58,7 @@ def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -
     sizes where they vary.
     """
     large = frozenset(name for name in donated if bytes_of(program.buffers, name) >= _WORTH_A_PAUSE)
-    layout = plan_memory(program, _WORTH_A_PAUSE, large)
+    layout = plan_memory(program, _WORTH_A_PAUSE, large, sums_first)
     pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
         if buffer.dtype not in DTYPES or bytes_of(program.buffers, name) < _WORTH_A_PAUSE:
@@ -68,8 +70,11 @@ def plan_for_training(program: Program, donated: frozenset[str] = frozenset()) -
     return replace(layout, pauses=frozenset(pauses))
 
 
-def plan_memory(program: Program, most: int | None = None, donated: frozenset[str] = frozenset()) -> Layout:
-    """Temporaries of `most` bytes or more stay out of the arena."""
+def plan_memory(
+    program: Program, most: int | None = None, donated: frozenset[str] = frozenset(), sums_first: bool = False
+) -> Layout:
+    """Temporaries of `most` bytes or more stay out of the arena. `sums_first`: kernels of the machine take all of an
+    element's sum, once, before they load what it is combined with then, so that a result may lie over that."""
     life = lifetimes(program)
     temps = [
         name
@@ -81,7 +86,7 @@ def plan_memory(program: Program, most: int | None = None, donated: frozenset[st
     if most is not None:
         made = (name for name in life.born if _is_output(program, name, life))
         outputs = {name for name in made if bytes_of(program.buffers, name) >= most}
-    taken_over = _in_place(program, life, set(temps) | outputs, set(temps) | donated)
+    taken_over = _in_place(program, life, set(temps) | outputs, set(temps) | donated, sums_first)
     shared: list[Span] = []
     apart: list[Apart] = []
     for members in _groups([*temps, *(n for n in taken_over if n in outputs)], taken_over):
@@ -100,7 +105,7 @@ def _is_output(program: Program, name: str, life: Lifetimes) -> bool:
     return program.buffers[name].kind == "output" and name not in life.owned and program.buffers[name].dtype in DTYPES
 
 
-def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[str]) -> dict[str, str]:
+def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[str], sums_first: bool) -> dict[str, str]:
     """Result, one of `results`, where it is born -> the dying argument, one of `free`, whose memory it takes over."""
     found: dict[str, str] = {}
     for at, step in enumerate(program.steps):
@@ -111,11 +116,14 @@ def _in_place(program: Program, life: Lifetimes, results: set[str], free: set[st
         if not dying or not made:
             continue
         claimable: dict[Hashable, list[str]] = {}  # in the order of reading, the first one last
+        summed = _summed(step) if sums_first else None
         for argument, index in reversed(_only_places(step.loads, dying).items()):
+            if summed is not None and argument in summed:
+                continue
             claimable.setdefault(_shape(program, argument, index), []).append(argument)
         for result, index in _only_places(step.stores, made).items():
             arguments = claimable.get(_shape(program, result, index))
-            if arguments and _may_overwrite(step, result, index):
+            if arguments and (_may_overwrite(step, result, index) or (summed is not None and _is_whole(step, index))):
                 found[result] = arguments.pop()
     return found
 
@@ -137,6 +145,19 @@ def _may_overwrite(kernel: Kernel, result: str, index: Expr) -> bool:
     """Every pass reads an argument again, so only the last one may overwrite it; and in a product other rows of the
     result still need it."""
     return set(kernel.reduced) <= index.axes() and last_pass_only(kernel, result)
+
+
+def _summed(kernel: Kernel) -> set[str] | None:
+    """Of a product, the buffers that its sum takes in."""
+    found = contraction(kernel)
+    if found is None:
+        return None
+    return {op.buffer for op in definitions_for(kernel.body, [found.total]) if isinstance(op, Load)}
+
+
+def _is_whole(kernel: Kernel, index: Expr) -> bool:
+    """Whether each element has a place of its own."""
+    return mixed_radix(index, kernel.axes) is not None
 
 
 def _groups(temps: list[str], taken_over: dict[str, str]) -> list[list[str]]:

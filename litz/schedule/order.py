@@ -3,9 +3,9 @@
 In: a fused program. Out: the same steps in an order that respects every dependence and has a lower peak, or the program
 as it is. Autograd has the gradient of a layer's input computed, and then that of its weight; the other way round what
 was kept for the weight is gone before the next large result is made. The same is tried from the last step to the first,
-where it has what is made late made later, such as what a backward computes again; the better of the two is taken. A step
-moves past a few others only: what is made and read in turn is still in the caches. What may fail, and what the caller
-can see, stays in the order it has.
+where it has what is made late made later, such as what a backward computes again; the better of the two is taken. A
+step moves past a few others only: what is made and read in turn is still in the caches. What may fail, and what the
+caller can see, stays in the order it has.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _WORTH = 0.01  # of the peak, by which it must be lower
 _LEAST = 1 << 20  # bytes, by which it must be lower
 
 
-def order(
-    program: Program, ctx: Context, dropped: Collection[str] = (), donated: Collection[str] = ()
-) -> Program:
+def order(program: Program, ctx: Context, dropped: Collection[str] = (), donated: Collection[str] = ()) -> Program:
     """`dropped`: arguments that nobody else holds, and that go when they were read last; `donated`: those whose memory
     may be used again."""
     memory = _memory(program, dropped)
@@ -37,7 +35,11 @@ def order(
     early = _reordered(waits, memory)
     late = [len(waits) - 1 - at for at in reversed(_reordered(_backwards(waits), memory.backwards()))]
     tried = [replace(program, steps=tuple(program.steps[at] for at in steps)) for steps in (early, late)]
-    peaks = [peak(one, plan_for_training(one, frozenset(donated)), 0, dropped).peak for one in (program, *tried)]
+
+    def peak_of(one: Program) -> int:
+        return peak(one, plan_for_training(one, frozenset(donated), ctx.target.sums_first), 0, dropped).peak
+
+    peaks = [peak_of(one) for one in (program, *tried)]
     before, after = peaks[0], min(peaks[1:])
     if before - after < max(_WORTH * before, _LEAST) or not ctx.spend("order steps by what they let go of"):
         return program
