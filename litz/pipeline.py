@@ -56,6 +56,7 @@ from litz.runtime.own_program import compile_by_own
 from litz.runtime.within_calls import taken_within
 from litz.schedule.accumulate import accumulate
 from litz.schedule.check_first import check_first
+from litz.schedule.derive import derive
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
@@ -240,6 +241,7 @@ def scheduled(
     program = run("split_reductions", ctx, split_reductions, program, ctx)
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
+        program = run("derive", ctx, derive, program, ctx)
         program = run("order", ctx, order, program, ctx, program.named(dropped), program.named(donated))
         layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated), ctx.target.sums_first)
     else:

@@ -35,7 +35,7 @@ STAGES = (
     "replay_draws", "lay_out", "lay_out_weights", "hoist",
     "split", "rewrite_post_grad", "write_in_place",
     "lower", "mark_outputs", "fuse", "check_first", "merge_axes", "accumulate", "split_reductions", "join_small",
-    "order", "plan_memory",
+    "derive", "order", "plan_memory",
     "render", "build", "load",
 )  # fmt: skip
 AS_CALLED = ("rewrite_pre_grad", "trace")  # stages that see what the caller has switched on

@@ -58,7 +58,7 @@ def min_cut_rematerialization_partition(
     stated = replace(usual, allowed=frozenset(recomputable_ops or ()), **rules)
     whole = _as_joint(joint, num_fwd_outputs)
     sides = sides_of(whole, read_again=True)
-    policy = Policy(stated, float(memory_budget), solver, at_ceilings(CORE) if cost is None else cost)
+    policy = Policy(stated, float(memory_budget), solver, at_ceilings(CORE) if cost is None else cost, strict=True)
     kept = choose(whole, sides, policy).kept
     return _in_their_order(whole, split_at(whole, sides, kept))
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from litz.graph.partition.again import Rules, forbidden, fuses, is_possible
 from litz.graph.partition.blockwise import Plan, Question
-from litz.graph.partition.budget import Seconds, lowest_within_fraction
+from litz.graph.partition.budget import Seconds, lowest_within_fraction, within_fraction
 from litz.graph.partition.cost import CORE, Cost, at_ceilings
 from litz.graph.partition.extract import Split, split_at
 from litz.graph.partition.foresee import Foresight
@@ -28,9 +28,10 @@ from litz.graph.signature import Joint
 
 @dataclass(frozen=True)
 class Policy:
-    """What is asked of a split. `fraction`: of the bytes that would be kept without a bound; `cost`: the time that is
-    to be lost least; `offload`: whether files may hold what is kept; `kept`: where it is decided already, the names of
-    the values that are kept, and `offloaded` of those in files."""
+    """What is asked of a split. `fraction`: of the bytes that would be kept without a bound, and no more than that even
+    where it raises the peak, if it is `strict`; `cost`: the time that is to be lost least; `offload`: whether files may
+    hold what is kept; `kept`: where it is decided already, the names of the values that are kept, and `offloaded` of
+    those in files."""
 
     rules: Rules = Rules()
     fraction: float = 1.0
@@ -39,6 +40,7 @@ class Policy:
     offload: Offload | None = None
     kept: frozenset[str] | None = None
     offloaded: frozenset[str] = frozenset()
+    strict: bool = False
 
     @property
     def reads_again(self) -> bool:
@@ -68,6 +70,8 @@ def choose(joint: Joint, sides: Sides, policy: Policy) -> Choice:
     solver = SOLVERS[policy.solver]
     if policy.offload is not None:
         return within_fraction_and_file(problem, usual, policy.fraction, dear, may, solver, policy.offload)
+    if policy.strict:
+        return within_fraction(problem, usual, policy.fraction, dear, may, solver)
     foresight = _foresight(joint, sides, policy)
     made = [n for n in problem.nodes if n.op == "call_function"]
 
