@@ -25,7 +25,7 @@ from litz.target import Target, detect
 def build(program: Program, target: Target | None = None) -> Executable:
     ctx = Context(Options(), target or detect(threads=2))
     verify(program)
-    layout = plan_memory(program)
+    layout = plan_memory(program, sums_first=ctx.target.sums_first)
     rendering = render(program, layout, ctx)
     plan = host_plan(program, layout, rendering.runs, rendering.slots, 0, rendering.workspace)
     objects = objects_of(rendering.modules, ctx.target)

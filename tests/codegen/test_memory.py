@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from litz.loop.dtype import DTYPES, to_torch
+from litz.loop.interpret import interpret
 from litz.loop.parse import parse_program
+from litz.schedule.memory import plan_memory
 from tests.codegen.compiled import agrees, compiled
 from tests.codegen.native import over_each, run
 
@@ -50,6 +52,64 @@ def test_results_may_take_the_place_of_what_they_are_made_from() -> None:
 
     for size in (3, 50, 200):
         agrees(chain, torch.randn(30, size))
+
+
+_PRODUCT = """\
+program(x: f32[64], w: f32[64]) -> (y: f32[8, 8])
+buffer t: f32[64] temp
+buffer u: f32[64] temp
+buffer y: f32[64] output
+kernel first
+  for i0 < 64 parallel:
+    v0: f32 = load x[i0]
+    v1: f32 = neg v0
+    store t[i0] = v1
+kernel product
+  for i0 < 8 parallel, i1 < 8 parallel, r0 < 8 reduce:
+    v0: f32 = load SUMMED
+    v1: f32 = load w[8*r0 + i1]
+    v2: f32 = mul v0, v1
+    v3: f32 = reduce sum v2
+    v4: f32 = load COMBINED
+    v5: f32 = mul v3, v4
+    store u[8*i0 + i1] = v5
+kernel last
+  for i0 < 64 parallel:
+    v0: f32 = load u[i0]
+    store y[i0] = v0
+"""
+
+
+@pytest.mark.parametrize(
+    ("summed", "combined", "over"),
+    [
+        ("x[8*i0 + r0]", "t[8*i0 + i1]", True),
+        ("x[8*i0 + r0]", "t[8*i1 + i0]", False),  # another element, which may not have had its turn
+        ("t[8*i0 + r0]", "t[8*i0 + i1]", False),  # other elements take it in
+        ("t[8*i0 + r0]", "x[8*i0 + i1]", False),
+    ],
+)
+def test_a_product_lies_over_what_its_sum_is_combined_with(summed: str, combined: str, over: bool) -> None:
+    program = parse_program(_PRODUCT.replace("SUMMED", summed).replace("COMBINED", combined))
+    spans = [set(span.members) for span in plan_memory(program, sums_first=True).shared]
+    assert ({"t", "u"} in spans) == over
+    assert {"t", "u"} not in [set(span.members) for span in plan_memory(program).shared]
+    inputs = [torch.randn(64), torch.randn(64)]
+    (got,), (want,) = run(program, inputs), interpret(program, inputs)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_products_in_place() -> None:
+    def gated(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.tanh(x @ w) * (x @ u) + x
+        return x
+
+    for rows, width in ((3, 5), (17, 33), (64, 64), (50, 130), (200, 100)):
+        x, w, u = torch.randn(rows, width), torch.randn(width, width) / width, torch.randn(width, width) / width
+        agrees(gated, x, w, u, matmul="generate", rtol=1e-4, atol=1e-4)
+        x, w, u = (t.bfloat16() for t in (x, w, u))
+        agrees(gated, x, w, u, matmul="generate", rtol=5e-2, atol=5e-2)
 
 
 # -- operators that return memory of their arguments ---------------------------------------------
