@@ -61,7 +61,7 @@ from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
 from litz.schedule.memory import plan_for_training, plan_memory
 from litz.schedule.order import order
-from litz.schedule.peak import peak
+from litz.schedule.peak import arena_until, peak
 from litz.schedule.place import place
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.schedule.split_reductions import split_reductions
@@ -214,14 +214,16 @@ def _compile_graph(
     for why in code.left_to_driver:
         ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
+    workspace, own = rendering.workspace, program.named(dropped)
+    until = arena_until(program, layout, workspace, rendering.in_workspace, own) if training else None
     plan = host_plan(
-        program, layout, rendering.runs, rendering.slots, len(constants), rendering.workspace, rendering.labels
+        program, layout, rendering.runs, rendering.slots, len(constants), workspace, rendering.labels, until
     )
     calls = Counter(call.target for call in program.calls)
     likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
     # Who asks about memory waits for the answer: each kind of call is run once.
     within = None if ctx.options.memory_budget is None else taken_within(ctx.target, ctx.note_once)
-    memory = peak(program, layout, rendering.workspace, program.named(dropped), within=within)
+    memory = peak(program, layout, workspace, own, within=within, until=until)
     built = Built(part, rendering.launches, rendering.kernels, calls, likely.size, memory)
     ctx.built.append(built)
     ctx.publish()

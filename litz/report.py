@@ -76,14 +76,17 @@ class Occasion(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a run of a program takes beyond its arguments, in bytes: `arena` throughout, `peak` at most (in `step`, of
-    which the `largest` hold most), `left` when it has run."""
+    """What a run of a program takes beyond its arguments, in bytes: `peak` at most (in `step`, of which the `largest`
+    hold most), `left` when it has run. `arena` is there throughout, or until large memory is due that it need not wait
+    for: `busy` is the most with it, `late` without."""
 
     arena: int = 0
     peak: int = 0
     left: int = 0
     step: str = ""
     largest: tuple[tuple[str, int], ...] = ()
+    busy: int = 0
+    late: int = 0
 
 
 class Built(NamedTuple):
@@ -247,7 +250,7 @@ def step_peak(forward: Memory, backwards: Iterable[Memory]) -> int:
     found = forward.peak
     for behind in backwards:
         arena = max(forward.arena, behind.arena)
-        found = max(found, forward.left + arena + behind.peak - behind.arena)
+        found = max(found, forward.left + arena + behind.busy - behind.arena, forward.left + behind.late)
     return found
 
 

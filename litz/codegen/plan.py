@@ -68,6 +68,7 @@ class HostPlan:
     workspace: int  # bytes, for all threads together
     written: frozenset[str]  # inputs that a call changes
     draws: frozenset[str] = frozenset()  # operators that take from torch's stream of random numbers
+    arena_until: int | None = None  # the item before which the arena and the workspace are returned, if they are
 
     @property
     def apart(self) -> tuple[Apart, ...]:
@@ -120,16 +121,17 @@ def private_outputs(outputs: Sequence[Arg], buffers: Mapping[str, Buffer], owned
 
 def host_plan(
     program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], slots: Mapping[str, int], constants: int,
-    workspace: int, labels: Mapping[int, str] = MappingProxyType({}),
+    workspace: int, labels: Mapping[int, str] = MappingProxyType({}), arena_until: int | None = None,
 ) -> HostPlan:  # fmt: skip
     """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some.
-    `labels`: what profilers show for steps."""
+    `labels`: what profilers show for steps. `arena_until`: the step before which the arena is returned, if it is."""
     items = _items(program, layout, runs, constants, labels)
+    idle = next((at for at, item in enumerate(items) if arena_until is not None and item.first >= arena_until), None)
     written = {name for step in program.steps for name in step.writes if program.buffers[name].kind == "input"}
     drawn = {call.target for call in program.calls if draws(call)}
     return HostPlan(
         program.buffers, program.inputs, program.outputs, program.sizes, program.numbers, items, slots, layout.shared,
-        layout.owned, workspace, frozenset(written), frozenset(drawn),
+        layout.owned, workspace, frozenset(written), frozenset(drawn), idle,
     )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ class _Sweep:
                 own = [made.arena - planned.arena for made, planned in zip(self.built, found.memories, strict=True)]
                 whole = least
             forward, behind = (
-                m._replace(arena=m.arena + more, peak=m.peak + more)
+                m._replace(arena=m.arena + more, peak=m.peak + more, busy=m.busy + more)
                 for m, more in zip(found.memories, own, strict=True)
             )
             peak = arguments + step_peak(forward, [behind])

@@ -37,6 +37,7 @@ from litz.pipeline import policy_of
 from litz.runtime.executable import Executable
 from litz.runtime.within_calls import taken_within
 from litz.schedule.memory import Layout
+from litz.schedule.peak import arena_until
 from litz.stages import text_of
 from litz.target import GpuTarget
 
@@ -222,11 +223,14 @@ class Watched:
 
     def _memory(self, parts: Sequence[Part]) -> Memory | None:
         within = None if self.ctx.options.memory_budget is None else taken_within(self.ctx.target)
-        planned = [
-            Planned(part.name, part.program, part.layout, part.rendering.workspace, *self._let_go(part), within)
-            for part in parts
-            if part.program is not None and part.layout is not None and part.rendering is not None
-        ]
+        planned = []
+        for part in parts:
+            if part.program is None or part.layout is None or part.rendering is None:
+                continue
+            workspace, (dropped, saved) = part.rendering.workspace, self._let_go(part)
+            around = (part.program, part.layout, workspace)
+            until = arena_until(*around, part.rendering.in_workspace, dropped) if self.split is not None else None
+            planned.append(Planned(part.name, *around, dropped, saved, within, until))
         by_name = {part.name: part for part in parts}
 
         def origin(name: str, at: int) -> Origin:

@@ -39,6 +39,7 @@ class Planned:
     dropped: tuple[str, ...] = ()
     saved: tuple[int, ...] = ()
     within: Callable[[Call], int] | None = None  # what a call takes for itself
+    until: int | None = None  # the step before which the arena is returned
 
 
 def timeline(parts: Sequence[Planned], origin: Callable[[str, int], Origin]) -> Memory | None:
@@ -50,7 +51,7 @@ def timeline(parts: Sequence[Planned], origin: Callable[[str, int], Origin]) -> 
     after = None if behind is None else _holding(behind)
     arena = max(before.arena, 0 if after is None else after.arena)
     begins = len(forward.program.steps)
-    held = _bytes_at(before, begins, before.arena)
+    held = _bytes_at(before, begins, 0, before.arena)
     tensors = [_tensor(h, 0, forward, origin) for h in (*before.stays, *_for_itself(before))]
     tensors += _in_arena(forward, 0, origin)
     shown = [PartOfStep("forward", begins)]
@@ -58,7 +59,7 @@ def timeline(parts: Sequence[Planned], origin: Callable[[str, int], Origin]) -> 
         steps = len(behind.program.steps)
         stays = [h for h in before.stays if h.last >= begins]  # results, and what was saved
         left = sum(h.bytes for h in stays)
-        held += _bytes_at(after, steps, arena + left)
+        held += _bytes_at(after, steps, left, arena)
         lasts = _lasts(forward, behind, after.inherits)
         tensors = [t._replace(last=lasts.get(t.name, begins + steps)) if t.last >= begins else t for t in tensors]
         tensors += [_tensor(h, begins, behind, origin) for h in (*after.stays, *_for_itself(after))]
@@ -70,14 +71,14 @@ def timeline(parts: Sequence[Planned], origin: Callable[[str, int], Origin]) -> 
 
 
 def _holding(part: Planned) -> Holding:
-    return holding(part.program, part.layout, part.workspace, part.dropped, within=part.within)
+    return holding(part.program, part.layout, part.workspace, part.dropped, within=part.within, until=part.until)
 
 
 def _for_itself(found: Holding) -> list[Held]:
     return [Held(FOR_ITSELF, taken, at, at) for at, taken in found.within.items() if taken]
 
 
-def _bytes_at(found: Holding, steps: int, begin: int) -> list[int]:
+def _bytes_at(found: Holding, steps: int, begin: int, arena: int) -> list[int]:
     change = [0] * (steps + 2)
     for one in found.stays:
         change[min(one.first, steps)] += one.bytes
@@ -85,7 +86,8 @@ def _bytes_at(found: Holding, steps: int, begin: int) -> list[int]:
     for one in found.inherits:
         change[min(one.last + 1, steps + 1)] -= one.bytes
     live = list(accumulate(change[:steps], initial=begin))[1:]
-    return [count + found.within.get(at, 0) for at, count in enumerate(live)]
+    until = steps if found.until is None else found.until
+    return [count + found.within.get(at, 0) + (arena if at < until else 0) for at, count in enumerate(live)]
 
 
 def _lasts(forward: Planned, behind: Planned, inherits: Sequence[Held]) -> dict[str, int]:

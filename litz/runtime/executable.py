@@ -26,11 +26,11 @@ from litz.loop.expr import Expr
 from litz.loop.fault import raised_for
 from litz.loop.formula import Measures
 from litz.loop.ir import Call, View, measure, views
-from litz.runtime.arena import Block
+from litz.runtime.arena import EMPTY, Block
 from litz.runtime.artifact import Artifact
 from litz.runtime.copies import copied
 from litz.runtime.device import ALIGNMENT, device_for
-from litz.runtime.frame import Frame, Shown
+from litz.runtime.frame import Frame, Fresh, Shown
 from litz.runtime.graphs import Graphs, Replays
 from litz.runtime.handle import taken_over
 from litz.runtime.layout import on_device
@@ -143,7 +143,12 @@ class Executable:
             self._take_inputs(frame, args)
             if self._only is not None:
                 return self._run_simple(self._only, frame)
-            self._run(frame, self.items, own, overwrite)
+            memory: dict[Apart, torch.Tensor] = {}
+            first = self.plan.arena_until or 0
+            if first:
+                self._run(frame, self.items[:first], frame.due[:first], memory, own, overwrite)
+                block = EMPTY  # to the system: large memory is due, and nothing needs this one any more
+            self._run(frame, self.items[first:], frame.due[first:], memory, own, overwrite)
             return self.results(frame.shown, frame.tensors, measured)
         finally:
             frame.tensors.clear()
@@ -159,7 +164,7 @@ class Executable:
         block = self._begin(frame)
         try:
             self._take_inputs(frame, args)
-            self._run(frame, items, None, overwrite)
+            self._run(frame, items, frame.due, {}, None, overwrite)
             return [frame.tensors[name] for name in names]
         except RunFailed as failure:
             raise failure.error from None
@@ -258,12 +263,15 @@ class Executable:
             raise self._failure(frame, only.item)
         return outputs
 
-    def _run(self, frame: Frame, items: Sequence[Bound], own: list[Any] | None, overwrite: bool) -> None:
-        """Leaves the tensors that results are windows on with the frame."""
+    def _run(
+        self, frame: Frame, items: Sequence[Bound], due: Sequence[Sequence[Fresh]], memory: dict[Apart, torch.Tensor],
+        own: list[Any] | None, overwrite: bool,
+    ) -> None:  # fmt: skip
+        """Leaves the tensors that results are windows on with the frame. `due`: those to make before each item;
+        `memory`: that of blocks which were taken and not returned."""
         slots, tensors, empty = frame.slots, frame.tensors, self.device.empty
-        memory: dict[Apart, torch.Tensor] = {}
-        for (item, native, operator, forgets, drops, hands), due in zip(items, frame.due, strict=True):
-            for name, slot, sizes, strides, dtype in due:
+        for (item, native, operator, forgets, drops, hands), fresh in zip(items, due, strict=True):
+            for name, slot, sizes, strides, dtype in fresh:
                 tensors[name] = tensor = empty(sizes, strides, dtype)
                 slots[slot] = tensor.data_ptr()
             for block in item.takes:

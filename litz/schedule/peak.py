@@ -27,6 +27,7 @@ from litz.schedule.memory import Layout
 from litz.schedule.place import ALIGNMENT, place, size_of
 
 _LARGEST = 5  # buffers that are named
+_WORTH_IT = 0.01  # of the peak: what taking the arena anew at each call must save
 FOR_ITSELF = "what the call takes for itself"
 
 
@@ -40,10 +41,11 @@ class Held(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What a run holds besides its arguments: an arena throughout, what `stays` from step to step, and arguments that
-    are its own to let go of, which it `inherits`."""
+    """What a run holds besides its arguments: an arena, throughout or until a step, what `stays` from step to step, and
+    arguments that are its own to let go of, which it `inherits`."""
 
     arena: int
+    until: int | None
     stays: tuple[Held, ...]
     inherits: tuple[Held, ...]
     within: Mapping[int, int]  # step, a call -> what it takes for itself while it runs
@@ -51,16 +53,30 @@ class Holding(NamedTuple):
 
 def peak(
     program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
-    within: Callable[[Call], int] | None = None,
+    within: Callable[[Call], int] | None = None, until: int | None = None,
 ) -> Memory:  # fmt: skip
-    """`dropped`: arguments that are the run's to let go of; `within`: what a call takes for itself. Where sizes vary,
-    it is for likely ones."""
-    return _followed(program, holding(program, layout, workspace, dropped, sizes, within))
+    """`dropped`: arguments that are the run's to let go of; `within`: what a call takes for itself; `until`: the step
+    before which the arena is returned, if it is. Where sizes vary, it is for likely ones."""
+    return _followed(program, holding(program, layout, workspace, dropped, sizes, within, until))
+
+
+def arena_until(
+    program: Program, layout: Layout, workspace: int, in_workspace: Collection[str], dropped: Collection[str] = ()
+) -> int | None:
+    """The step before which to return the arena and the workspace, where that makes for a lower peak: the last gradient
+    is often the largest, and is due when nothing small is needed any more. `in_workspace`: the steps that use it."""
+    used = [span.last for span in layout.shared]
+    used += [at for at, step in enumerate(program.steps) if step.name in in_workspace]
+    until = next((at for at in sorted(layout.pauses) if at > max(used, default=-1)), None)
+    if until is None or not 0 < until < len(program.steps):
+        return None
+    before, after = (peak(program, layout, workspace, dropped, until=one).peak for one in (None, until))
+    return until if before - after >= _WORTH_IT * before else None
 
 
 def holding(
     program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
-    within: Callable[[Call], int] | None = None,
+    within: Callable[[Call], int] | None = None, until: int | None = None,
 ) -> Holding:  # fmt: skip
     buffers, steps = program.buffers, len(program.steps)
     arena = place(buffers, layout.shared, sizes).size + workspace
@@ -86,7 +102,7 @@ def holding(
     own = [name for name in dropped if name in buffers]
     inherits = (Held(name, bytes_of(buffers[name], sizes), 0, last_use.get(name, -1)) for name in own)
     taken = {at: within(step) for at, step in enumerate(program.steps) if isinstance(step, Call)} if within else {}
-    return Holding(arena, tuple(stays), tuple(inherits), taken)
+    return Holding(arena, until, tuple(stays), tuple(inherits), taken)
 
 
 def bytes_of(buffer: Buffer, sizes: Measures | None = None) -> int:
@@ -105,18 +121,26 @@ def _followed(program: Program, found: Holding) -> Memory:
         change[held.last + 1] -= held.bytes
     for held in found.inherits:
         change[held.last + 1] -= held.bytes
-    live, most, when = 0, 0, 0
+    live, most, when, late = 0, 0, 0, 0
+    busy = found.arena
     for at in range(steps):
         live += change[at]
-        if live + found.within.get(at, 0) > most:
-            most, when = live + found.within.get(at, 0), at
+        now = live + found.within.get(at, 0)
+        if found.until is not None and at >= found.until:
+            late = max(late, now)
+        else:
+            now += found.arena
+            busy = max(busy, now)
+        if now > most:
+            most, when = now, at
     left = live + change[steps]
     there = [(held.bytes, held.name) for held in found.stays if held.first <= when <= held.last]
     if found.within.get(when):
         there.append((found.within[when], FOR_ITSELF))
     largest = sorted(there, reverse=True)
     what = program.steps[when].name if program.steps and hasattr(program.steps[when], "name") else ""
-    return Memory(found.arena, found.arena + most, left, what, tuple((name, size) for size, name in largest[:_LARGEST]))
+    named = tuple((name, size) for size, name in largest[:_LARGEST])
+    return Memory(found.arena, max(most, found.arena), left, what, named, busy, late)
 
 
-__all__ = ["FOR_ITSELF", "Held", "Holding", "bytes_of", "holding", "peak"]
+__all__ = ["FOR_ITSELF", "Held", "Holding", "arena_until", "bytes_of", "holding", "peak"]

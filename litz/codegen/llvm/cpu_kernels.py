@@ -50,6 +50,7 @@ class CpuKernels:
         self.tiles: dict[Tile, None] = {}
         self.launches = 0
         self._workspace = 0  # bytes a thread
+        self.in_workspace: set[str] = set()  # steps that use it
         self._parts: set[str] = set()  # those that stand in batches
         self._flat = self._shared_flat_forms(program)
         self._far = far_inputs(program, target.last_cache_bytes)
@@ -113,6 +114,8 @@ class CpuKernels:
             batch.write_part(self.module, kernel)
         self.launches += 1
         self._workspace = max(self._workspace, kernel.workspace)
+        if kernel.workspace:
+            self.in_workspace.add(step.name)
         names = dict(zip((f"b{i}" for i in range(len(order))), order, strict=True))
         return Launch(kernel, tuple(names[b] for b in kernel.buffers))
 

@@ -7,7 +7,7 @@ fills, in the order of the modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -31,6 +31,7 @@ class _Built:
 
 class GpuKernels:
     workspace = 0
+    in_workspace: Set[str] = frozenset()
 
     def __init__(
         self, program: Program, target: GpuTarget, sizes: tuple[str, ...], written: Callable[[str], None],

@@ -37,6 +37,7 @@ class Rendering:
     launches: int
     kernels: int  # different ones
     workspace: int  # bytes, for all threads together
+    in_workspace: frozenset[str]  # steps that use it
     labels: Mapping[int, str]  # steps in words, for profilers
     named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
     functions: Mapping[str, str]  # step -> its function, where it is a kernel
@@ -117,6 +118,7 @@ def render(
         kernels.launches,
         len(kernels.built),
         kernels.workspace,
+        frozenset(kernels.in_workspace),
         dict(enumerate(map(str, labels))),
         kernels.named,
         kernels.functions,
