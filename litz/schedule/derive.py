@@ -114,7 +114,7 @@ def _formula(program: Program, uses: dict[str, _Uses], kernel: Kernel, store: St
         return None
     if sum(one.buffer == name for one in kernel.stores) != 1 or mixed_radix(store.index, kernel.axes) is None:
         return None
-    known = {}
+    known: dict[str, str] = {}
     for value, other in _in_memory(kernel, store.index):
         held = uses[other]
         by_kernel = held.writers == 1 and other in kernel.writes

@@ -29,21 +29,28 @@ def order(program: Program, ctx: Context, dropped: Collection[str] = (), donated
     """`dropped`: arguments that nobody else holds, and that go when they were read last; `donated`: those whose memory
     may be used again."""
     memory = _memory(program, dropped)
-    if memory.total < _LEAST:
+    before = memory.held(range(len(program.steps)))
+    if before < _LEAST:
         return program
     waits = _waits(program)
     early = _reordered(waits, memory)
     late = [len(waits) - 1 - at for at in reversed(_reordered(_backwards(waits), memory.backwards()))]
-    tried = [replace(program, steps=tuple(program.steps[at] for at in steps)) for steps in (early, late)]
+    tried = [steps for steps in (early, late) if _is_lower(before, memory.held(steps))]
 
-    def peak_of(one: Program) -> int:
+    def taken(one: Program) -> int:  # with what lies over what
         return peak(one, plan_for_training(one, frozenset(donated), ctx.target.sums_first), 0, dropped).peak
 
-    peaks = [peak_of(one) for one in (program, *tried)]
-    before, after = peaks[0], min(peaks[1:])
-    if before - after < max(_WORTH * before, _LEAST) or not ctx.spend("order steps by what they let go of"):
-        return program
-    return tried[peaks.index(after, 1) - 1]
+    found, least = program, taken(program) if tried else 0
+    for steps in tried:
+        other = replace(program, steps=tuple(program.steps[at] for at in steps))
+        most = taken(other)
+        if _is_lower(least, most):
+            found, least = other, most
+    return found if found is not program and ctx.spend("order steps by what they let go of") else program
+
+
+def _is_lower(before: int, after: int) -> bool:
+    return before - after >= max(_WORTH * before, _LEAST)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,6 @@ class _Memory:
     there: frozenset[str]  # before the first step
     stays: frozenset[str]  # after the last
 
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
     def backwards(self) -> _Memory:
         """As if time ran the other way: what a step writes first it lets go of."""
         return _Memory(self.touched[::-1], self.bytes, self.stays, self.there)
@@ -67,11 +70,30 @@ class _Memory:
         return dict(Counter(name for names in self.touched for name in names))
 
     def taken(self, at: int, born: Collection[str]) -> int:
-        return sum(self.bytes[n] for n in self.touched[at] if n not in born)
+        total = 0
+        for name in self.touched[at]:
+            if name not in born:
+                total += self.bytes[name]
+        return total
 
     def released(self, at: int, left: dict[str, int]) -> int:
         """`left`: of each buffer, the steps that touch it and were not run."""
-        return sum(self.bytes[n] for n in self.touched[at] if left[n] == 1 and n not in self.stays)
+        total = 0
+        for name in self.touched[at]:
+            if left[name] == 1 and name not in self.stays:
+                total += self.bytes[name]
+        return total
+
+    def held(self, steps: Sequence[int]) -> int:
+        """Bytes at the peak."""
+        left, born = self.uses(), set(self.there)
+        live = most = sum(self.bytes[n] for n in self.there)
+        for at in steps:
+            live += self.taken(at, born)
+            most = max(most, live)
+            live -= self.released(at, left)
+            self.run(at, left, born)
+        return most
 
     def run(self, at: int, left: dict[str, int], born: set[str]) -> None:
         born.update(self.touched[at])

@@ -92,8 +92,8 @@ def test_without_fuel_nothing_changes() -> None:
         # It would live longer for it.
         ("    v2: f32 = load gate[i0]\n", "    v2: f32 = load g[i0]\n"),
         # What is packed for a product would be computed again for each block.
-        ("    v1: f32 = load x[256*i0 + r0]\n    v2: f32 = mul v1, v0\n    v3: f32 = reduce sum v2\n    v4: f32 = load",
-         "    v1: f32 = load silu[256*i0 + r0]\n    v2: f32 = mul v1, v0\n    v3: f32 = reduce sum v2\n    v4: f32 = load"),
+        ("load x[256*i0 + r0]\n    v2: f32 = mul v1, v0\n    v3: f32 = reduce sum v2\n    v4: f32 = load",
+         "load silu[256*i0 + r0]\n    v2: f32 = mul v1, v0\n    v3: f32 = reduce sum v2\n    v4: f32 = load"),
         # Not an element for an element.
         ("    store silu[256*i0 + i1] = v5\n", "    store silu[512*i1 + i0] = v5\n"),
         # Too dear.
