@@ -312,6 +312,8 @@ class Builder:
         held = self.constants[self.constant_names.index(matrix.buffer)]
         if not isinstance(held, Held):
             return None
+        if self.ctx.options.freeze == "discard" and any(matrix.buffer in step.reads for step in self.steps):
+            return None  # a table that is looked up too, and lies as it is for that, is not kept twice
         *lines, steps, columns = (size.int for size in matrix.sizes)
         found = panels(prod(lines), steps, columns, lanes, group)
         sizes, strides = (tuple(e.int for e in part) for part in (matrix.sizes, matrix.strides))

@@ -43,7 +43,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def constants_of(model: nn.Module, x: torch.Tensor) -> list[Any]:
+def constants_of(model: nn.Module, x: torch.Tensor, freeze: bool | str = True) -> list[Any]:
     """Of the program that the model is compiled to."""
     state = dict(model.named_parameters())
     names = tuple(state)
@@ -51,7 +51,7 @@ def constants_of(model: nn.Module, x: torch.Tensor) -> list[Any]:
     def function(*given: torch.Tensor) -> Any:
         return (torch.func.functional_call(model, dict(zip(names, given[1:], strict=True)), (given[0],)),)
 
-    options = Options(freeze=True, matmul="generate", verify=True)
+    options = Options(freeze=freeze, matmul="generate", verify=True)
     ctx = Context(options, detect(), state=dict(enumerate(names, 1)))
     with torch.no_grad():
         compiled, _ = compile_to_data(function, [x, *state.values()], None, ctx)
@@ -100,6 +100,24 @@ def test_discard_leaves_one_copy_of_the_weights() -> None:
         packs = detect().vector_bytes >= 32
         assert [storage.expired() for storage in storages] == [packs, packs]
         torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("how", "count"), [(True, 1), ("discard", 0)])
+def test_discard_keeps_a_table_that_is_looked_up_too_as_it_lies(how: bool | str, count: int) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(96, 64)
+
+        def forward(self, places: torch.Tensor) -> torch.Tensor:
+            return self.table(places).relu() @ self.table.weight.t()
+
+    model, places = lively(Tied()), torch.arange(64)
+    with torch.no_grad():
+        expected = model(places)
+        torch.testing.assert_close(frozen(model, how, matmul="generate")(places), expected, rtol=1e-4, atol=1e-4)
+    found = constants_of(lively(Tied()), places, freeze=how)
+    assert sum(isinstance(constant, InPanels) for constant in found) == (count if detect().vector_bytes >= 32 else 0)
 
 
 def test_few_rows_are_fed_from_memory() -> None:
