@@ -201,6 +201,7 @@ MISSED: dict[str, tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]] = {
     "another input": (Other("input"), (17, 64), "its input is no dequantised tensor.*from aten::sin", {}),
     "another weight": (Other("weight"), (17, 64), "its weight is no dequantised tensor.*from aten::mul", {}),
     "zero points": (_with_zero_points(Linear(48, 64)), (17, 64), "zero points that are not known to be zero", {}),
+    "the library": (Linear(48, 64), (17, 64), "or are not to be", {"matmul": "library"}),
     "groups": (Convolution(32, 16, 3, 3, form={"groups": 2}), (1, 32, 6, 6), "in groups", {}),
 }  # fmt: skip
 

@@ -92,8 +92,8 @@ def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
 def _why_not(match: Match) -> str | None:
     """What the product itself is, if it is none of those that are generated of whole numbers."""
     root = match.root
-    if not match.ctx.target.generates_products:
-        return "products are not generated for this machine"
+    if not match.ctx.target.generates_products or match.ctx.options.matmul == "library":
+        return "products are not generated for this machine, or are not to be"
     if root.target is aten.addmm.default and (len(root.args) > 3 or root.kwargs):
         return "the bias or the product is scaled"
     if root.target is aten.convolution.default:
