@@ -38,6 +38,7 @@ MULTIPLIES = (
     Multiply("tdpbf16ps", "bf16", "bf16", "f32", 2, ("amx-bf16", "amx-tile", "avx512bf16"), True, ("i8",)),
     Multiply("vdpbf16ps", "bf16", "bf16", "f32", 2, ("avx512bf16",), widens=("i8",)),
     Multiply("fma", "f32", "f32", "f32", 1, widens=("bf16", "f16", "i8")),
+    Multiply("tdpbusd", "u8", "i8", "i32", 4, ("amx-int8", "amx-tile", "avx512vnni"), on_tiles=True),
     Multiply("vpdpbusd", "u8", "i8", "i32", 4, ("avx512vnni", "avx512bw")),
     Multiply("vpdpbusd", "u8", "i8", "i32", 4, ("avxvnni",), widest=32),
     Multiply("vpmaddwd", "i16", "i16", "i32", 2, ("avx2",), widens=_BYTES),

@@ -33,11 +33,15 @@ PAIRS = Target("x86_64", "avx512", "znver4", f"{_X86},+avx512bf16", 64, 32, thre
 TILES = replace(PAIRS, cpu="sapphirerapids", features=f"{_X86},+avx512bf16,+amx-tile,+amx-bf16")
 WIDE = replace(PAIRS, features=_X86)  # without an instruction for pairs
 NARROW = Target("x86_64", "avx2", "haswell", "+avx,+avx2,+fma", 32, 16, threads=2)
+TILES_OF_FOURS = replace(TILES, features=f"{TILES.features},+avx512vnni,+amx-int8")
 FOURS = replace(PAIRS, features=f"{_X86},+avx512vnni")
 NARROW_FOURS = replace(NARROW, cpu="alderlake", features=f"{NARROW.features},+avxvnni")
 LEAST = replace(NARROW, isa="sse2", cpu="x86-64", features="+sse2", vector_bytes=16)
 TARGETS = {"pairs": PAIRS, "tiles": TILES, "wide": WIDE, "narrow": NARROW}
-OF_BYTES = {"fours": FOURS, "narrow fours": NARROW_FOURS, "wide": WIDE, "narrow": NARROW, "least": LEAST}
+OF_BYTES = {
+    "tiles of fours": TILES_OF_FOURS, "fours": FOURS, "narrow fours": NARROW_FOURS, "wide": WIDE, "narrow": NARROW,
+    "least": LEAST,
+}  # fmt: skip
 each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 
 SHOWN = {
@@ -190,13 +194,13 @@ def test_the_best_instruction_for_bytes() -> None:
     def names(left: str, right: str) -> list[str]:
         return [multiply_for(target, left, right, "i32").name for target in OF_BYTES.values()]
 
-    assert names("u8", "i8") == ["vpdpbusd", "vpdpbusd", "vpmaddwd", "vpmaddwd", "imul"]
-    assert names("i8", "i8") == ["vpmaddwd", "vpmaddwd", "vpmaddwd", "vpmaddwd", "imul"]
+    assert names("u8", "i8") == ["tdpbusd", "vpdpbusd", "vpdpbusd", "vpmaddwd", "vpmaddwd", "imul"]
+    assert names("i8", "i8") == [*["vpmaddwd"] * 5, "imul"]
 
 
 @pytest.mark.parametrize("multiply", MULTIPLIES, ids=lambda multiply: f"{multiply.name}-{multiply.widest}")
 def test_the_inner_loop_is_the_instruction(multiply) -> None:
-    having = (TILES, FOURS, NARROW_FOURS, NARROW)
+    having = (TILES, TILES_OF_FOURS, FOURS, NARROW_FOURS, NARROW)
     if multiply.name == "imul":
         having = (LEAST,)
     target = next(t for t in having if t.has_all(multiply.needs) and t.vector_bytes <= multiply.widest)
