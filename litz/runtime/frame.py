@@ -60,7 +60,13 @@ class Frame:
         self.numbers = (ctypes.c_double * max(1, len(plan.numbers)))()  # the floats, in the same way
         placement = place(plan.buffers, plan.shared, measured)
         self.apart = {block: size_of(plan.buffers, block.members, self.sizes) for block in plan.apart}  # bytes
-        self.due = [[self._fresh(executable, name) for name in item.makes] for item in plan.items]
+        windows: dict[str, list[View]] = {}
+        for output in plan.outputs:
+            if isinstance(output, View):
+                windows.setdefault(output.buffer, []).append(output)
+        self.due = [
+            [self._fresh(executable, name, windows.get(name, ())) for name in item.makes] for item in plan.items
+        ]
         made = {one.name: one for due in self.due for one in due}
         self.shown = [self._shown(output, made) for output in plan.outputs]
         self.arena_bytes = placement.size
@@ -105,10 +111,9 @@ class Frame:
     def ints(self, values: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(v.at(self.sizes) for v in values)
 
-    def _fresh(self, executable: Executable, name: str) -> Fresh:
+    def _fresh(self, executable: Executable, name: str, shown: Sequence[View]) -> Fresh:
         """An output buffer, as the output that shows it where that is one."""
         buffer, slot = executable.plan.buffers[name], executable.slots[name]
-        shown = [v for v in executable.plan.outputs if isinstance(v, View) and v.buffer == name]
         size = max(buffer.size.at(self.sizes), 0)  # a dimension may turn out to be empty
         if len(shown) == 1 and shown[0].offset is ZERO and self._covers(shown[0], size):
             view = shown[0]

@@ -22,6 +22,8 @@ from litz.loop.expr import expr
 from litz.loop.ir import Buffer, Program
 from litz.loop.parse import parse_program
 from litz.options import Options
+from litz.runtime.executable import Executable
+from litz.runtime.frame import Frame
 from litz.schedule import draft
 from litz.schedule.fuse import fuse
 from litz.schedule.place import Span, bytes_of, place
@@ -196,3 +198,32 @@ def test_places_are_the_lowest_that_are_free(seed: int) -> None:
     placement = place(program.buffers, spans)
     assert placement.offsets == {span.members[0]: low for span, low, _ in placed}
     assert placement.size == max(high for _, _, high in placed)
+
+
+def test_a_frame_looks_at_each_result_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a first call works out once for a program grows with its results, not with their square."""
+    looks: Counter[int] = Counter()
+
+    def calls_in_frames(count: int) -> int:
+        torch._dynamo.reset()
+        x = torch.randn(8)
+        fast = torch.compile(lambda x: [torch.cumsum(x * float(i), 0) for i in range(count)], backend="litz")
+        fast(x)
+        executable = made[-1]
+        sys.setprofile(lambda frame, event, arg: looks.update([count]) if event in ("call", "c_call") else None)
+        try:
+            Frame(executable, {})
+        finally:
+            sys.setprofile(None)
+        return looks[count]
+
+    made: list[Executable] = []
+    prepared = Executable.__init__
+
+    def noting(self: Executable, *args: Any) -> None:
+        prepared(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(Executable, "__init__", noting)
+    small, large = calls_in_frames(40), calls_in_frames(160)
+    assert large < MOST * small
