@@ -34,6 +34,7 @@ from litz.stages import STAGES
 SEED = 0
 FLOOR = 4  # units in the last place
 RUNS, MOST_RUNS, ENOUGH = 5, 50, 0.5  # of which the fastest counts: few, and more where they take no half second
+LONG = 5.0  # seconds: who takes that long takes long, and one run says so
 PLAIN = 3  # so many times slower than what is slow: two runs are enough
 MOST_KNOWN = 1 << 28  # bytes of results that are kept for other options
 FIRST = 1.0  # of the processor's seconds, which a first call may take besides
@@ -109,14 +110,14 @@ def reproduce(
             allowed = PLAIN * slower_than * eager.worked + FIRST
             allowing(allowed)
         with _listening(applied):
-            symptom = _compiled(module, given, options, eager, entering, allowed)
+            symptom, function = _compiled(module, given, options, eager, entering, allowed)
         if symptom.kind == "exception" and symptom.stage == _DEFECT:
             # Left to eager because of a defect: where things are checked, it is raised.
-            checked = _compiled(module, given, {**options, "verify": True}, eager, entering)
+            checked, _ = _compiled(module, given, {**options, "verify": True}, eager, entering)
             symptom = checked if checked.kind == "exception" else symptom
         if symptom.kind == "none" and slower_than is not None:
             entering(CLOCK)
-            symptom = replace(_timed(module, given, options, slower_than), spent=symptom.spent)
+            symptom = replace(_timed(module, function, given, slower_than), spent=symptom.spent)
     return symptom
 
 
@@ -223,7 +224,8 @@ def _tangent(result: torch.Tensor) -> torch.Tensor:
 def _compiled(
     module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], eager: _Run,
     entering: Callable[[str], None], allowed: float = float("inf"),
-) -> Symptom:  # fmt: skip
+) -> tuple[Symptom, Callable[..., Any]]:  # fmt: skip
+    """And what was compiled."""
     torch._dynamo.reset()
     stage, entered = [CAPTURE], [time.process_time()]
     entering(CAPTURE)
@@ -239,16 +241,16 @@ def _compiled(
     hooks = {name: _both(before.get(name), enters(name)) for name in STAGES}
     loaded = _both(after.get("load"), enters(CALL))
     counted = {"fuel": PLENTY, **options, "before": hooks, "after": {**after, "load": loaded}}
-    known, begun = HISTORY.mark(), time.perf_counter()
+    known, begun, function = HISTORY.mark(), time.perf_counter(), compile(module, **counted)
     try:
-        found = _Run.of(compile(module, **counted), inputs)
+        found = _Run.of(function, inputs)
     except Exception as error:
         cause = _cause(error)
-        return Symptom("exception", type(cause).__name__, stage[0], _line(cause), _spent(known))
+        return Symptom("exception", type(cause).__name__, stage[0], _line(cause), _spent(known)), function
     seconds = time.perf_counter() - begun
     worked = time.process_time() - entered[0]
     if stage[0] == CALL and worked > allowed:
-        return slow_for_certain(allowed, _spent(known))
+        return slow_for_certain(allowed, _spent(known)), function
     entering(JUDGE)
     left = [r.left_to_eager for r in HISTORY.since(known) if r.left_to_eager is not None]
     defects = [why for why in left if why.startswith(_DEFECT)]
@@ -256,7 +258,7 @@ def _compiled(
         symptom = Symptom("exception", "", _DEFECT, defects[0].splitlines()[0])
     else:
         symptom = _compared(module, inputs, found, eager)
-    return replace(symptom, spent=_spent(known), seconds=seconds)
+    return replace(symptom, spent=_spent(known), seconds=seconds), function
 
 
 def slow_for_certain(allowed: float, spent: tuple[str, ...] = ()) -> Symptom:
@@ -316,16 +318,16 @@ def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
-def _timed(module: torch.nn.Module, inputs: _Inputs, options: Mapping[str, Any], slower_than: float) -> Symptom:
-    torch._dynamo.reset()
-    function, best = compile(module, **options), [float("inf"), float("inf")]
+def _timed(module: torch.nn.Module, function: Callable[..., Any], inputs: _Inputs, slower_than: float) -> Symptom:
+    """`function` has been called before."""
+    best = [float("inf"), float("inf")]
     begun = time.perf_counter()
-    for run in range(MOST_RUNS):
+    for run in range(1, MOST_RUNS + 1):
         for place, each in enumerate((module, function)):
             best[place] = min(best[place], _seconds(each, inputs))
-        if run >= RUNS and time.perf_counter() - begun > ENOUGH:
-            break
-        if run and best[1] > PLAIN * slower_than * best[0]:
+        passed = time.perf_counter() - begun
+        is_plain = run > 1 and best[1] > PLAIN * slower_than * best[0]
+        if is_plain or passed > (ENOUGH if run > RUNS else LONG):
             break
     ratio = best[1] / best[0]
     told = f"{ratio:.2f} times eager's time ({best[1] * 1e3:.3f} ms and {best[0] * 1e3:.3f} ms)"
