@@ -253,7 +253,7 @@ def _compiled(
         return slow_for_certain(allowed, _spent(known)), function
     entering(JUDGE)
     left = [r.left_to_eager for r in HISTORY.since(known) if r.left_to_eager is not None]
-    defects = [why for why in left if why.startswith(_DEFECT)]
+    defects = [why for why in left if _DEFECT in why]  # which may be the backward's
     if defects:
         symptom = Symptom("exception", "", _DEFECT, defects[0].splitlines()[0])
     else:

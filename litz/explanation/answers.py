@@ -185,7 +185,9 @@ def _time(explanation: Explanation) -> Answer:
         piece, at, step = max(found, key=lambda one: one[2].microseconds or 0.0)
         times = f" × {len(found)}" if len(found) > 1 else ""
         backward = ", in the backward" if step.part == "backward" else ""
-        text = f"{spent(found) / total:.1%}: {_words(step)}{times}{backward}, {in_time(step.microseconds)} each"
+        mean = sum(one.microseconds or 0.0 for _, _, one in found) / len(found)
+        each = " each, on average" if len(found) > 1 else ""
+        text = f"{spent(found) / total:.1%}: {_words(step)}{times}{backward}, {in_time(mean)}{each}"
         points.append(Point(text, _first(step.lines), f"p{piece.number}-s{at}"))
     return Answer("time", question, f"{points[0].text}.", tuple(points))
 

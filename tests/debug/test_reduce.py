@@ -112,3 +112,17 @@ def test_a_call_that_works_far_longer_than_eager_s_is_slow_without_a_second_one(
     symptom = reproduce(Works(), lambda: [torch.randn(64, 64)], slower_than=3.0, entering=stages.append)
     assert symptom.kind == "slow" and symptom.told.startswith("a call worked for more than 1.")
     assert stages[-1] == CALL
+
+
+def test_a_backward_that_is_left_because_of_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: Any) -> Any:
+        raise KeyError("no")
+
+    monkeypatch.setitem(LOWERINGS, torch.ops.aten.tanh_backward.default, refuses)
+
+    class Learns(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * 2).sum()
+
+    symptom = reproduce(Learns(), lambda: [torch.randn(8, requires_grad=True)])
+    assert (symptom.kind, symptom.what, symptom.stage) == ("exception", "LoweringError", "lower"), symptom
