@@ -65,6 +65,15 @@ def parts_of(value: Any) -> list[torch.Tensor]:
     return [plain for part in parts for plain in (parts_of(part) if is_subclass(part) else [part])]
 
 
+def _parts_named(value: Any, form: Form) -> list[torch.Tensor]:
+    """The same, of a subclass of that form, which knows their names: this is done at every call."""
+    found: list[torch.Tensor] = []
+    for name, inner in form.parts:
+        part = getattr(value, name)
+        found += [part] if inner is None else _parts_named(part, inner)
+    return found
+
+
 def has_gradient(part: torch.Tensor) -> bool:
     """Whole numbers have none; they are handed on as they are, since a nested tensor knows its offsets by identity."""
     return part.is_floating_point() or part.is_complex()
@@ -81,7 +90,7 @@ def taken_apart(values: Sequence[Any], forms: Forms) -> list[Any]:
         if id(value) not in seen:
             needs_grad = torch.is_grad_enabled() and value.requires_grad
             # Not the parts themselves: what happens to a trace's inputs must not show in the subclass.
-            parts = parts_of(value)
+            parts = _parts_named(value, form)
             alone = _Apart.apply(value, form) if needs_grad else map(torch.Tensor.detach, filter(has_gradient, parts))
             rest = iter(alone)
             seen[id(value)] = [next(rest) if has_gradient(part) else part for part in parts]
