@@ -22,6 +22,7 @@ from litz.graph.sizes import is_dense, likely, sizes
 
 aten = torch.ops.aten
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # and the rank it is of
 Rule = Callable[[Sequence[Any], torch.Tensor], Sequence[Any]]  # the arguments and the fake result -> strides
 
 
@@ -29,13 +30,15 @@ def _iterated(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """As the loop over elements orders the operands' dimensions: the first operand that tells two apart decides."""
     operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
     shaped = [t for t in operands if t.dim()] or operands
-    shaped = [_as_computed(t, operands, result) for t in shaped]
-    return compute_elementwise_output_strides(*(t.expand(result.shape) for t in shaped))
+    met = [_as_computed(t, operands, result) for t in shaped]
+    if len(shaped) < len(operands):  # with a number beside it, not even one operand is taken to lie as the result does
+        met.append(torch.empty((), device="meta"))
+    return compute_elementwise_output_strides(*(t.expand(result.shape) for t in met))
 
 
 def _as_computed(operand: torch.Tensor, operands: Sequence[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
     """The operand as the loop meets it: on a CPU one of another type is cast before, and that copy has no gaps, and no
-    element twice."""
+    element twice; otherwise it lies as the operand does."""
     condition = operand is operands[0] and operand.dtype is torch.bool and len(operands) > 2
     if operand.device.type != "cpu" or condition:
         return operand
@@ -44,18 +47,21 @@ def _as_computed(operand: torch.Tensor, operands: Sequence[torch.Tensor], result
     order = sorted(range(operand.dim()), key=lambda dim: likely(operand.stride(dim)), reverse=True)
     if operand.dtype is common or is_dense(operand, order):
         return operand
-    return torch.empty(operand.shape, device="meta").to(memory_format=suggest_memory_format(operand))
+    return torch.empty_like(operand, device="meta")
 
 
-def _alike(func: Any, args: Sequence[Any], result: torch.Tensor) -> Sequence[Any] | None:
+def _wraps_a_number(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a number among the arguments is made a tensor, which then is an operand."""
+    if "scalar" in func._overloadname.lower():
+        return func not in (aten.pow.Tensor_Scalar, aten.lerp.Scalar)
+    given = zip(func._schema.arguments, args, strict=False)
+    return any(isinstance(value, (bool, int, float, complex)) and "Tensor" in str(spec.type) for spec, value in given)
+
+
+def _alike(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any] | None:
     """The strides where the operands all have the result's shape and lie alike: the loop then looks for no order, and
     where a size is 1, "alike" is said of tensors whose strides are not the same."""
-    operands = []
-    for spec, value in zip(func._schema.arguments, args, strict=False):
-        if isinstance(value, torch.Tensor):
-            operands.append(value)
-        elif value is not None and "Tensor" in str(spec.type):
-            return None  # a number that stands for a tensor: that has another shape
+    operands = [value for value in args if isinstance(value, torch.Tensor)]
     if not operands or any(sizes(t.shape) != sizes(result.shape) for t in operands):
         return None
     if all(t.is_contiguous() for t in operands):
@@ -72,8 +78,14 @@ def _contiguous(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 
 
 def _like(position: int) -> Rule:
-    """Those of a new tensor like the argument."""
-    return lambda args, result: torch.empty_like(args[position], device="meta").stride()
+    """Those of a new tensor like the argument: of one without gaps the very same, where sizes are 1 too."""
+
+    def rule(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+        given = args[position]
+        order = sorted(range(given.dim()), key=lambda dim: likely(given.stride(dim)), reverse=True)
+        return given.stride() if is_dense(given, order) else torch.empty_like(given, device="meta").stride()
+
+    return rule
 
 
 def _suggested(position: int) -> Rule:
@@ -84,6 +96,17 @@ def _suggested(position: int) -> Rule:
         return torch.empty(result.shape, device="meta").to(memory_format=layout).stride()
 
     return rule
+
+
+def _normalised(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """Contiguous, or else channels last, if the argument can be called that: where sizes are 1, more can be called that
+    than is suggested."""
+    x, new = args[0], torch.empty(result.shape, device="meta")
+    layouts = [layout for layout, rank in _CHANNELS_LAST.items() if rank == x.dim()]
+    if x.is_contiguous():
+        return new.stride()
+    whole = [layout for layout in layouts if x.is_contiguous(memory_format=layout)]
+    return new.to(memory_format=whole[0] if whole else suggest_memory_format(x)).stride()
 
 
 def _unpooled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
@@ -168,18 +191,22 @@ def _table(rule: Rule, *operators: str) -> dict[Any, Rule]:
 _RULES: dict[Any, Rule] = {
     **_table(
         _contiguous, "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "log_sigmoid_forward",
-        "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward",
+        "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward", "masked_fill",
     ),
     aten.pow.Scalar: _contiguous,
     # Draws into tensors of their own.
     **_table(_contiguous, "poisson", "_standard_gamma", "rrelu_with_noise", "rrelu_with_noise_functional"),
     **dict.fromkeys((aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor), _contiguous),
-    **_table(_like(0), "binary_cross_entropy", "huber_loss", "log_sigmoid_backward"),
+    **_table(
+        _like(0), "binary_cross_entropy", "huber_loss", "log_sigmoid_backward", "deg2rad", "rad2deg", "nan_to_num",
+        "hardtanh", "_conj_physical", "frexp",
+    ),
     **_table(_like(1), "binary_cross_entropy_backward"),
     **_table(
-        _suggested(0), "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit_no_training", "channel_shuffle", "replication_pad3d", "reflection_pad3d",
+        _normalised, "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training",
     ),
+    **_table(_suggested(0), "channel_shuffle", "replication_pad3d", "reflection_pad3d"),
     **_table(_unpooled, "max_unpool2d"),
     **_table(_rolled, "roll"),
     aten._fft_c2c.default: _fourier("complex to complex"),
@@ -202,7 +229,7 @@ _ITERATED = {
     aten.hardsigmoid_backward.default, aten.softplus_backward.default,
 }  # fmt: skip
 # Called pointwise, and yet no loop over elements lays out what they give: their fakes are right.
-_NOT_ITERATED = {aten.clone, aten.masked_fill, aten.mvlgamma, aten.ldexp, aten.copy}
+_NOT_ITERATED = {aten.clone, aten.mvlgamma, aten.ldexp, aten.copy}
 
 
 def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
@@ -246,7 +273,9 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
         if func._schema.is_mutable or func.overloadpacket in _NOT_ITERATED:
             return None
         rule = _iterated
-    lying = _alike(func, args, result) if rule is _iterated and _has_one(result) else None
+        if _wraps_a_number(func, args):
+            args = (*args, torch.empty((), device="meta"))
+    lying = _alike(args, result) if rule is _iterated and _has_one(result) else None
     strides = tuple(rule(args, result) if lying is None else lying)
     return None if sizes(result.stride()) == sizes(strides) else strides
 

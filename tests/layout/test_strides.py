@@ -4,6 +4,7 @@ several ways. The operators that they run are asked one by one, fake against rea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from litz.graph.eager_strides import as_eager_lays_out
 from tests.opinfo.known import NOT_ON_CPU
-from tests.opinfo.samples import Case, cases, has_gradients
+from tests.opinfo.samples import Case, cases, dtypes_of, has_gradients
 from tests.opinfo.test_slice import ENTRIES
 
 
@@ -36,7 +37,20 @@ def repeated(t: torch.Tensor) -> torch.Tensor:
     return t[:1].expand(t.shape) if t.dim() > 1 and t.shape[0] else t
 
 
-LAYOUTS = (lambda t: t, reversed_dimensions, channels_last, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t)
+def cut_out_of_reversed(t: torch.Tensor) -> torch.Tensor:
+    """With gaps, and its dimensions the other way round."""
+    if not t.dim() or not t.numel():
+        return t
+    back = tuple(reversed(range(t.dim())))
+    turned = t.permute(back)
+    return torch.cat((turned, turned), -1)[..., : turned.shape[-1]].permute(back)
+
+
+def transposed(t: torch.Tensor) -> torch.Tensor:
+    return t.mT.contiguous().mT if t.dim() > 1 else t
+
+
+LAYOUTS = (lambda t: t, reversed_dimensions, channels_last, cut_out_of_reversed, transposed)
 
 # What the fakes themselves get wrong, and where nothing is lost by it.
 LIKE = {  # eager's copies the strides of sizes of one too; the fake makes its own
@@ -109,13 +123,16 @@ def run(case: Case, turn: Callable[[torch.Tensor], torch.Tensor], gradients: boo
 def test_fakes_lie_as_eager_lays_out(name: str) -> None:
     gradients = has_gradients(ENTRIES[name], "float32")
     compare = Compare()
+    drawn = [(case, gradients) for case in itertools.islice(cases(ENTRIES[name], "float32", 4), 4)]
+    if "int64" in dtypes_of(ENTRIES[name]):  # which many results are computed from in another type
+        drawn += [(case, False) for case in itertools.islice(cases(ENTRIES[name], "int64", 2), 2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in itertools.islice(cases(ENTRIES[name], "float32", 4), 4):
+        for case, differentiates in drawn:
             for turn in LAYOUTS:
                 try:
                     with compare:
-                        run(case, turn, gradients)
+                        run(case, turn, differentiates)
                 except (RuntimeError, TypeError, ValueError):  # takes no tensors that lie so, or has no gradient there
                     continue
     wrong = {operator: how for operator, how in compare.differ.items() if operator not in TAKEN_APART}
@@ -127,6 +144,47 @@ def test_a_fake_that_lies_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     with Compare() as compare:
         norm(reversed_dimensions(torch.randn(3, 4, 5)))
     assert list(compare.differ) == ["aten::native_batch_norm"]
+
+
+BESIDE = {"aten::isinf"}  # tracing takes it apart into operators that are right
+
+
+def pointwise() -> list[Any]:
+    packets = [getattr(torch.ops.aten, name) for name in sorted(dir(torch.ops.aten)) if not name.startswith("__")]
+    packets = [packet for packet in packets if isinstance(packet, torch._ops.OpOverloadPacket)]
+    found = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return [op for op in found if torch.Tag.pointwise in op.tags and not op._schema.is_mutable]
+
+
+@pytest.mark.long
+def test_sizes_of_one_beside_numbers() -> None:
+    """A number that is made a tensor has the loop look for an order, where strides of sizes of one count."""
+    seen, given = 0, {"Tensor": None, "number": 2, "Scalar": 2, "int": 1, "float": 2.0}
+    with warnings.catch_warnings(), Compare() as compare:
+        warnings.simplefilter("ignore")
+        for op, dtype in itertools.product(pointwise(), (torch.int64, torch.float32, torch.bool)):
+            x = torch.as_strided((torch.arange(60) % 5 + 1).to(dtype), (5, 1), (1, 10))
+            wanted = [str(a.type) for a in op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
+            if "Tensor" in wanted and all(kind in given for kind in wanted):
+                with contextlib.suppress(RuntimeError, NotImplementedError):  # not of such a type
+                    op(*(x if kind == "Tensor" else given[kind] for kind in wanted))
+                    seen += 1
+    assert seen > 300
+    assert not {op: how for op, how in compare.differ.items() if op not in BESIDE}
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 1, 16), (4, 3, 1, 1), (1, 3, 2, 1), (2, 1, 3, 1), (1, 1, 3, 3)], ids=str)
+@pytest.mark.parametrize("gap", [False, True])
+def test_norms_of_images_with_sizes_of_one(shape: tuple[int, ...], gap: bool) -> None:
+    for order in itertools.permutations(range(4)):
+        x = torch.randn([shape[dim] for dim in order])
+        x = F.pad(x, (0, 1))[..., :-1] if gap else x
+        x = x.permute([order.index(dim) for dim in range(4)]).requires_grad_()
+        with Compare() as compare:
+            y = F.batch_norm(x, torch.zeros(shape[1]), torch.ones(shape[1]), training=False)
+            torch.autograd.grad(y, x, torch.randn_like(y))
+            norm(x.detach())
+        assert not compare.differ, order
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
