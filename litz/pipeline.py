@@ -59,7 +59,7 @@ from litz.schedule.check_first import check_first
 from litz.schedule.derive import derive
 from litz.schedule.fuse import fuse
 from litz.schedule.join_small import join_small
-from litz.schedule.memory import plan_for_training, plan_memory
+from litz.schedule.memory import WORTH_A_PAUSE, WORTH_IT_UNDER_A_BOUND, plan_for_training, plan_memory
 from litz.schedule.order import order
 from litz.schedule.peak import arena_until, peak
 from litz.schedule.place import place
@@ -244,11 +244,18 @@ def scheduled(
     program = run("join_small", ctx, join_small, program, ctx)
     if training:
         program = run("derive", ctx, derive, program, ctx)
-        program = run("order", ctx, order, program, ctx, program.named(dropped), program.named(donated))
-        layout = run("plan_memory", ctx, plan_for_training, program, program.named(donated), ctx.target.sums_first)
+        again, least = program.named(donated), _large(ctx)
+        program = run("order", ctx, order, program, ctx, program.named(dropped), again, least)
+        layout = run("plan_memory", ctx, plan_for_training, program, again, ctx.target.sums_first, least)
     else:
         layout = run("plan_memory", ctx, plan_memory, program, None, frozenset(), ctx.target.sums_first)
     return Scheduled(lowered, program, layout)
+
+
+def _large(ctx: Context) -> int:
+    """Bytes that are worth taking and returning in the midst of a step."""
+    bounded = bytes_of_budget(ctx.options.memory_budget, ctx.target.memory_bytes) is not None
+    return WORTH_IT_UNDER_A_BOUND if bounded else WORTH_A_PAUSE
 
 
 def trace(

@@ -272,13 +272,14 @@ class _Sweep:
         """Levels of the plan, the largest peak first, each with less than those before; seconds are in steps with all
         kept."""
         ctx = unheard(Context(self.parsed, machine))
+        bounded = unheard(Context(replace(self.parsed, memory_budget=machine.memory_bytes), machine))
         policy, limits, arguments = policy_of(ctx), ceilings(machine), bytes_of_arguments(joint)
         levels = plan(joint, policy)
         last = levels.count - 1
         own, whole = [0, 0], 1.0
         points: list[Point] = []
         for level in sorted({round(last * i / max(count - 1, 1)) for i in range(count)}):
-            found = foretell(_copy(joint), at_level(levels, level, policy), ctx, scheduled)
+            found = foretell(_copy(joint), at_level(levels, level, policy), bounded if level else ctx, scheduled)
             least = sum(duration(program, limits) for program in found.programs)
             if level == 0:
                 # What kernels take for themselves is known of the step that was compiled, and about the same for all.

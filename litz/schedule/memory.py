@@ -44,24 +44,26 @@ class Layout:
     first_effect: int | None = None  # the first step that the caller can see to have been run, besides by its results
 
 
-# A pause costs microseconds; memory below this is not worth one.
-_WORTH_A_PAUSE = 1 << 20
+# A pause costs microseconds; memory below this is not worth one, or below that, where the peak is bounded.
+WORTH_A_PAUSE, WORTH_IT_UNDER_A_BOUND = 1 << 20, 1 << 18
 
 
-def plan_for_training(program: Program, donated: frozenset[str] = frozenset(), sums_first: bool = False) -> Layout:
+def plan_for_training(
+    program: Program, donated: frozenset[str] = frozenset(), sums_first: bool = False, least: int = WORTH_A_PAUSE
+) -> Layout:
     """The layout of a forward or a backward: large memory is taken when it is due and returned after its last use.
 
     An arena lives as long as its program runs, and would come on top of what is saved and of all gradients. So
     here only small temporaries share one; between stretches of the program the caller takes memory for large
     temporaries and outputs that are about to be written, and returns what nobody needs any more. A temporary may
-    also take the place of a `donated` input that dies where it is written. What is large is decided here, by likely
-    sizes where they vary.
+    also take the place of a `donated` input that dies where it is written. What is large, `least` bytes, is decided
+    here, by likely sizes where they vary.
     """
-    large = frozenset(name for name in donated if bytes_of(program.buffers, name) >= _WORTH_A_PAUSE)
-    layout = plan_memory(program, _WORTH_A_PAUSE, large, sums_first)
+    large = frozenset(name for name in donated if bytes_of(program.buffers, name) >= least)
+    layout = plan_memory(program, least, large, sums_first)
     pauses = {at for block in layout.apart for at in (block.first, block.last + 1)}
     for name, buffer in program.buffers.items():
-        if buffer.dtype not in DTYPES or bytes_of(program.buffers, name) < _WORTH_A_PAUSE:
+        if buffer.dtype not in DTYPES or bytes_of(program.buffers, name) < least:
             continue
         if buffer.kind == "output" and name in layout.first_use:
             pauses.add(layout.first_use[name])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from litz.context import Context
 from litz.loop.ir import Program, Step, View
 from litz.schedule.check_first import dependences, has_effect, may_fail
-from litz.schedule.memory import plan_for_training
+from litz.schedule.memory import WORTH_A_PAUSE, plan_for_training
 from litz.schedule.peak import bytes_of, peak
 
 _AHEAD = 16  # steps that one may be moved over
@@ -25,9 +25,12 @@ _WORTH = 0.01  # of the peak, by which it must be lower
 _LEAST = 1 << 20  # bytes, by which it must be lower
 
 
-def order(program: Program, ctx: Context, dropped: Collection[str] = (), donated: Collection[str] = ()) -> Program:
+def order(
+    program: Program, ctx: Context, dropped: Collection[str] = (), donated: Collection[str] = (),
+    least: int = WORTH_A_PAUSE,
+) -> Program:  # fmt: skip
     """`dropped`: arguments that nobody else holds, and that go when they were read last; `donated`: those whose memory
-    may be used again."""
+    may be used again; `least`: bytes that have memory of their own."""
     memory = _memory(program, dropped)
     before = memory.held(range(len(program.steps)))
     if before < _LEAST:
@@ -38,14 +41,14 @@ def order(program: Program, ctx: Context, dropped: Collection[str] = (), donated
     tried = [steps for steps in (early, late) if _is_lower(before, memory.held(steps))]
 
     def taken(one: Program) -> int:  # with what lies over what
-        return peak(one, plan_for_training(one, frozenset(donated), ctx.target.sums_first), 0, dropped).peak
+        return peak(one, plan_for_training(one, frozenset(donated), ctx.target.sums_first, least), 0, dropped).peak
 
-    found, least = program, taken(program) if tried else 0
+    found, lowest = program, taken(program) if tried else 0
     for steps in tried:
         other = replace(program, steps=tuple(program.steps[at] for at in steps))
         most = taken(other)
-        if _is_lower(least, most):
-            found, least = other, most
+        if _is_lower(lowest, most):
+            found, lowest = other, most
     return found if found is not program and ctx.spend("order steps by what they let go of") else program
 
 
