@@ -45,7 +45,7 @@ class Layout:
 
 
 # A pause costs microseconds; memory below this is not worth one, or below that, where the peak is bounded.
-WORTH_A_PAUSE, WORTH_IT_UNDER_A_BOUND = 1 << 20, 1 << 18
+WORTH_A_PAUSE, WORTH_IT_UNDER_A_BOUND = 1 << 20, 1 << 17
 
 
 def plan_for_training(
