@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from litz.compat import torch_version
 from tests.freeze.freezing import fired, frozen, report
 
 
@@ -31,10 +32,9 @@ class Weights(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("how", [True, False], ids=["frozen", "as given"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("shape", [(1, 160), (4, 70), (3, 11, 64), (40, 37)])
-def test_weights_become_floats_in_registers(shape: tuple[int, ...], dtype: torch.dtype, how: bool) -> None:
+@pytest.mark.parametrize(("shape", "how"), [((1, 160), False), ((4, 70), True), ((3, 11, 64), False), ((40, 37), True)])
+def test_weights_become_floats_in_registers(shape: tuple[int, ...], how: bool, dtype: torch.dtype) -> None:
     model, x = Weights(70, shape[-1], dtype).eval(), torch.randn(shape).to(dtype)
     found, eager, exact = frozen(model, how, verify=True)(x), model(x), model.exact(x)
     assert (found.dtype, found.shape, found.stride()) == (eager.dtype, eager.shape, eager.stride())
@@ -102,6 +102,8 @@ def test_asked_for_the_library_nothing_changes() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 def test_products_of_whole_numbers(dtype: torch.dtype) -> None:
     """`torchao`'s dynamically quantised layers call this operator."""
+    if dtype is torch.uint8 and torch_version()[:2] < (2, 13):
+        pytest.skip("fakes of torch 2.11 refuse numbers without signs here")
     low = 0 if dtype is torch.uint8 else -128
     x = torch.randint(low, low + 256, (33, 72)).to(dtype)
     y = torch.randint(-128, 128, (48, 72)).to(torch.int8).t()
