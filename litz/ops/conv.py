@@ -104,13 +104,27 @@ def _gathers_lines(b: Builder, x: View, weight: View, window: SlidingWindow) -> 
 def of_bytes(b: Builder, node: fx.Node, x: View, weight: View, window: SlidingWindow, beyond: Beyond) -> View:
     """Whole numbers of 8 bits: no library has them, so whatever the form, it is generated."""
     if not _gathers_whole_vectors(b, x, node.meta["val"], weight, window) and _gathers_lines(b, x, weight, window):
-        return _of_lines(b, node, x, weight, None, window, beyond)
+        if beyond is not None:
+            x, window = _with_edges(b, x, window, beyond), replace(window, padding=(0,) * len(window.padding))
+        return _of_lines(b, node, x, weight, None, window)
     return _dense(b, node, x, weight, None, window, beyond=beyond)
 
 
-def _of_lines(
-    b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow, beyond: Beyond = None
-) -> View:
+def _with_edges(b: Builder, x: View, window: SlidingWindow, beyond: Beyond) -> View:
+    """The image with what stands beyond its edges, channels last: a small one, whose lines are then read without asking
+    of each number whether it is inside."""
+    places = [size + 2 * edge for size, edge in zip(x.sizes[2:], window.padding, strict=True)]
+    made = b.scratch((x.sizes[0], *places, x.sizes[1]), x.dtype)
+    space, body = Space(), Body()
+    n, *place, c = space.over(made.sizes)
+    seen = [at - edge for at, edge in zip(place, window.padding, strict=True)]
+    body.store(made, (n, *place, c), load_inside(body, x, (n, c, *seen), inside(body, seen, x.sizes[2:]), beyond))
+    b.emit(space, body)
+    order = (0, len(made.sizes) - 1, *range(1, len(made.sizes) - 1))
+    return replace(made, sizes=tuple(made.sizes[d] for d in order), strides=tuple(made.strides[d] for d in order))
+
+
+def _of_lines(b: Builder, node: fx.Node, x: View, weight: View, bias: View | None, window: SlidingWindow) -> View:
     """Channels that are no whole vectors (an image's three): the sum runs over the window's lines and along them."""
     channels, across = weight.sizes[1], weight.sizes[-1]
     outer = weight.sizes[2:-1]
@@ -125,7 +139,7 @@ def _of_lines(
     along = space.reduce_over(across * channels)
     *rows, start = window.at(place, (*k, ZERO))
     seen = (*rows, start * channels + along)
-    image = load_inside(body, lines, (n, *seen), inside(body, seen, lines.sizes[1:]), beyond)
+    image = body.load(lines, (n, *seen), inside(body, seen, lines.sizes[1:]))
     total = over(space, body, "sum", matmul.wide(body, image) * matmul.wide(body, _tap(b, body, x, taps, k, along, o)))
     return _emit(b, space, body, out, (n, o, *place), total, bias)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from litz.context import Context
 from litz.loop.cost import is_cheap, is_formula
+from litz.loop.dtype import DTYPES
 from litz.loop.ir import Kernel, Load, Program, Step, View
 from litz.schedule.align import Refusal
 from litz.schedule.check_first import draws
@@ -179,7 +180,8 @@ def _inline_masked(program: Program, steps: list[Step], ctx: Context) -> list[St
 
 
 def _is_cheap(program: Program, kernel: Kernel, written: Collection[str], outputs: Collection[str]) -> bool:
-    """Made from constants, positions and numbers of the host, or from a few elements: a mask, a scalar, a broadcast."""
+    """Made from constants, positions and numbers of the host, or from a few elements: a mask, a scalar, a broadcast; or
+    a wider form of numbers of 8 bits, which are a fourth of the bytes to read."""
     if kernel.reduced or len(kernel.stores) != 1:
         return False
     made = program.buffers[kernel.writes[0]]
@@ -192,4 +194,7 @@ def _is_cheap(program: Program, kernel: Kernel, written: Collection[str], output
     sizes = [program.buffers[op.buffer] for op in kernel.body if isinstance(op, Load)]
     if any(b.kind == "input" and b.name in written for b in sizes):
         return False
-    return all(b.kind == "number" or b.size.hint * 8 <= made.size.hint for b in sizes)
+    is_wider = DTYPES[made.dtype].bytes >= 4
+    return all(
+        b.kind == "number" or b.size.hint * 8 <= made.size.hint or (is_wider and b.dtype in ("u8", "i8")) for b in sizes
+    )

@@ -136,6 +136,18 @@ def test_scales_and_zero_points_found_at_run_time() -> None:
             assert torch.equal(ours, eager)
 
 
+def test_maxima_are_found_among_whole_numbers() -> None:
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            how = (0.03, 120, 0, 255, torch.uint8)
+            there = quantised.dequantize_per_tensor(quantised.quantize_per_tensor(x, *how), *how)
+            return quantised.quantize_per_tensor(F.max_pool2d(there, 3, 2, 1), *how)
+
+    x = torch.randn(2, 5, 9, 11).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(torch.compile(Pool(), backend="litz")(x), Pool()(x))
+    assert fired()["quantised_max_pool"] == 1 and report().launches == 2
+
+
 def test_weights_that_are_quantised_stay_so() -> None:
     class Weights(nn.Module):
         def forward(self, x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> tuple[torch.Tensor, ...]:

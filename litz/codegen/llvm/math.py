@@ -356,7 +356,10 @@ def _min(m: Arithmetic, args: Sequence[str]) -> str:
 
 
 def _chosen(m: Arithmetic, better: str, a: str, b: str) -> str:
-    """The better one; the second of two equal ones, which zeros of either sign are; what is no number wins."""
+    """The better one; the second of two equal ones, which zeros of either sign are; what is no number wins. Beside a
+    constant only the first can be none, and one comparison tells."""
+    if m.kind == "float" and "%" not in b and b not in (m.c(pymath.nan), m.c(-pymath.nan)):
+        return m.select(m.cmp("u" + better[1:], a, b), a, b)
     return m.select(m.cmp(better, a, b), a, m.select(m.cmp("uno", a, a), a, b))
 
 

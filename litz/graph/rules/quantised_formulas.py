@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from litz.graph.pattern import ANY, Wild, bind, call
-from litz.graph.rewrite import Match, Rules, rule
+from litz.graph.pattern import ANY, Arg, Wild, bind, call
+from litz.graph.rewrite import Match, Rule, Rules, rule
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ def quantised_formulas(graph: fx.Graph) -> Rules:
 
 @lru_cache(maxsize=1)
 def _rules() -> Rules:
-    made = []
+    made = _pools()
     for name, formula in _FORMULAS.items():
         target = _operator(name)
         if target is not None:
@@ -39,6 +39,23 @@ def _rules() -> Rules:
         one = call(operator.getitem, call(choice, ..., name="choice", users=ANY), Wild(), users=ANY)
         made.append(rule(one, name="choose_qparams", any_size=True)(_chosen))
     return tuple(made)
+
+
+def _pools() -> list[Rule]:
+    """What is dequantised, pooled by its maximum and quantised as it was, is pooled as it is: scales are positive."""
+    back, there = _operator("dequantize_per_tensor"), _operator("quantize_per_tensor")
+    how = [Arg(name) for name in ("scale", "zero", "low", "high", "dtype")]
+    pool = call(aten.max_pool2d_with_indices.default, call(back, Arg("x"), *how, ..., users=ANY), ..., name="pool")
+    largest = call(there, call(operator.getitem, pool, 0), *how, users=ANY)
+    return [rule(largest, name="quantised_max_pool", any_size=True)(_pooled)]
+
+
+def _pooled(match: Match) -> Any:
+    pool = match["pool"]
+    if match["x"].meta["val"].dtype is not match["dtype"] or pool.args[0].meta["val"].dtype is not torch.float32:
+        return match.miss("it is quantised to another type")
+    pooled = match.call(pool.target, match["x"], *pool.args[1:], **pool.kwargs)
+    return match.call(operator.getitem, pooled, 0)
 
 
 def _operator(name: str) -> Any:
