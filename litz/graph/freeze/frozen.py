@@ -6,6 +6,8 @@ In: a node. Out: whether it is such a value. Nothing is evaluated: what holds he
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -49,17 +51,32 @@ def _by_itself(node: fx.Node) -> bool | None:
         return FROZEN in node.meta
     if node.op == "get_attr":
         return str(node.target).startswith(_OWN_CONSTANTS) or bool(node.meta.get("literal"))
-    target, values = node.target, pytree.tree_leaves(node.meta.get("val"))
+    target, value = node.target, node.meta.get("val")
     if target is operator.getitem:
         return None
+    values = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
     if not isinstance(target, torch._ops.OpOverload) or not all(isinstance(x, torch.Tensor) for x in values):
         return False
+    if not _gives_the_same(target):
+        return False
+    return False if _is_symbolic((node.args, node.kwargs, [tuple(x.shape) for x in values])) else None
+
+
+@lru_cache(maxsize=None)
+def _gives_the_same(target: torch._ops.OpOverload) -> bool:
+    """Whether the operator computes, of equal arguments, equal results."""
     if not is_pure(target) or torch.Tag.nondeterministic_bitwise in target.tags or "empty" in target.name():
         return False
-    if depends_on_memory(target) is not None:
-        return False
-    leaves = pytree.tree_leaves((node.args, node.kwargs, [tuple(x.shape) for x in values]))
-    return False if any(isinstance(leaf, SYMBOLIC) for leaf in leaves) else None
+    return depends_on_memory(target) is None
+
+
+def _is_symbolic(value: Any) -> bool:
+    """Whether it has a symbolic number in it. Asked of every node for every rule that tries it."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_symbolic, value))
+    if isinstance(value, Mapping):
+        return any(map(_is_symbolic, value.values()))
+    return isinstance(value, SYMBOLIC)
 
 
 def sources(node: fx.Node) -> set[fx.Node]:
