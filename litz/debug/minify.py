@@ -25,12 +25,13 @@ from litz.debug.reduce import (
     without_nodes,
     without_results,
 )
-from litz.debug.reproduce import Symptom
+from litz.debug.reproduce import LEAST_LOSS, Symptom
 from litz.debug.reproduction import Reproduction
 from litz.debug.trials import Trials
 from litz.errors import LitzError
 
 MOST_FUEL = 1 << 20
+_CLEARLY = 6  # times the least loss: what is slow is slow on a day when less else is done, too
 _SLACK, _TIMES = 2.0, 2.0  # what has no end in a stage gets these seconds, and so many times what it took to get there
 
 
@@ -164,7 +165,8 @@ def _smallest(
         nonlocal patience
         found = trials(candidate, patience)
         applied = rule is None or any(s.partition(" at ")[0] == rule for s in found.spent)
-        if found.is_like(wanted) and applied:
+        clear = wanted.kind != "slow" or found.seconds >= min(wanted.seconds, _CLEARLY * LEAST_LOSS)
+        if found.is_like(wanted) and applied and clear:
             patience = None if patient else _patience(found)
             return True
         return False

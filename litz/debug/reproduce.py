@@ -56,7 +56,8 @@ class Symptom:
     stage: str = ""
     told: str = ""  # to people: not compared
     spent: tuple[str, ...] = ()  # the optimisations that were applied
-    seconds: float = 0.0  # that it took; of what has no end, until the stage in which it stays
+    # That it took; of what has no end, until the stage in which it stays; of what is slow, more than eager.
+    seconds: float = 0.0
 
     def is_like(self, other: Symptom) -> bool:
         return (self.kind, self.what, self.stage) == (other.kind, other.what, other.stage)
@@ -262,7 +263,8 @@ def _compiled(
 
 
 def slow_for_certain(allowed: float, spent: tuple[str, ...] = ()) -> Symptom:
-    return Symptom("slow", "slow", told=f"a call worked for more than {allowed:.1f} seconds", spent=spent)
+    told = f"a call worked for more than {allowed:.1f} seconds"
+    return Symptom("slow", "slow", told=told, spent=spent, seconds=allowed)
 
 
 def _both(first: Callable[[Any], Any] | None, second: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -332,7 +334,7 @@ def _timed(module: torch.nn.Module, function: Callable[..., Any], inputs: _Input
     ratio = best[1] / best[0]
     told = f"{ratio:.2f} times eager's time ({best[1] * 1e3:.3f} ms and {best[0] * 1e3:.3f} ms)"
     slow = ratio > slower_than and best[1] - best[0] > LEAST_LOSS
-    return Symptom("slow", "slow", told=told) if slow else Symptom("none", told=told)
+    return Symptom("slow", "slow", told=told, seconds=best[1] - best[0]) if slow else Symptom("none", told=told)
 
 
 def _seconds(function: Callable[..., Any], inputs: _Inputs) -> float:
@@ -474,4 +476,4 @@ def _witness(module: torch.nn.Module, inputs: _Inputs, part: str, place: int) ->
         return None
 
 
-__all__ = ["CALL", "EAGER", "FIRST", "PLENTY", "Symptom", "main", "reproduce", "slow_for_certain"]
+__all__ = ["CALL", "EAGER", "FIRST", "LEAST_LOSS", "PLENTY", "Symptom", "main", "reproduce", "slow_for_certain"]
