@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from litz.loop.dtype import DTYPES
 from litz.loop.expr import ONE, Axis
 from litz.loop.ir import Buffer, Kernel, Program
+from litz.schedule.peak import bytes_of
 
 AHEAD_BYTES = 2048  # measured: half as far and twice as far gain less
 LINE_BYTES = 64
@@ -22,13 +22,13 @@ LINE_BYTES = 64
 
 def far_inputs(program: Program, cache_bytes: int) -> frozenset[str]:
     inputs = {name for name, buffer in program.buffers.items() if buffer.kind == "input"}
-    return frozenset(inputs) if sum(_bytes(program.buffers[name]) for name in inputs) > cache_bytes else frozenset()
+    return frozenset(inputs) if sum(bytes_of(program.buffers[name]) for name in inputs) > cache_bytes else frozenset()
 
 
 def far_of(kernel: Kernel, buffers: dict[str, Buffer], inputs: Collection[str], cache_bytes: int) -> frozenset[str]:
     """Of the buffers that the kernel reads, those that are `inputs`; all, where it goes through so much."""
     taken = {*kernel.reads, *kernel.writes}
-    whole = sum(_bytes(buffers[name]) for name in taken) > cache_bytes
+    whole = sum(bytes_of(buffers[name]) for name in taken) > cache_bytes
     return frozenset(name for name in kernel.reads if whole or name in inputs)
 
 
@@ -38,10 +38,6 @@ def asked_ahead(kernel: Kernel, vector: Axis | None, far: Collection[str]) -> fr
         return frozenset()
     walked = [op for op in kernel.loads if op.index.coefficient(vector) is ONE and op.index.axes() >= {*kernel.axes}]
     return frozenset(op.buffer for op in walked if op.buffer in far)
-
-
-def _bytes(buffer: Buffer) -> int:
-    return buffer.size.hint * DTYPES[buffer.dtype].bytes
 
 
 __all__ = ["AHEAD_BYTES", "LINE_BYTES", "asked_ahead", "far_inputs", "far_of"]

@@ -77,3 +77,10 @@ def test_code(cache: int) -> None:
     rendering = render(PROGRAM, plan_memory(PROGRAM), Context(Options(), target))
     asks = sum(text.count("call void @llvm.prefetch") for text in rendering.modules)
     assert (asks > 0) == (cache == SMALL)
+
+
+def test_complex_numbers_count_too() -> None:
+    """No kernel computes with them; they may be most of what a program is given."""
+    x = torch.randn(64, 64, dtype=torch.complex64)
+    compiled = torch.compile(lambda x: torch.fft.fft(x).real * 2, backend="litz", options={"verify": True})
+    torch.testing.assert_close(compiled(x), torch.fft.fft(x).real * 2)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import litz
+from litz.report import HISTORY
 
 SCALE = 0.3
 
@@ -58,12 +59,12 @@ def test_heads_that_share_keys() -> None:
 
 def test_a_cache_that_grows_is_one_program() -> None:
     torch._dynamo.reset()
-    compiled, before = torch.compile(attend, backend="litz", dynamic=True), len(litz.reports())
+    compiled, before = torch.compile(attend, backend="litz", dynamic=True), HISTORY.mark()
     with torch.no_grad():
         for keys in (5, 40, 600):
             args = given(torch.float32, keys=keys)
             torch.testing.assert_close(compiled(*args), attend(*args))
-    assert calls() == () and len(litz.reports()) == before + 1
+    assert calls() == () and len(HISTORY.since(before)) == 1
 
 
 def test_where_every_key_is_masked_the_result_is_zero() -> None:
