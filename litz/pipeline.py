@@ -133,8 +133,10 @@ def _compile_training(joint: Joint, ctx: Context, policy: Policy) -> tuple[Compi
             graph = run("rewrite_post_grad", ctx, rewrite_post_grad, graph, ctx)
             return compile_graph(graph, ctx, "backward", True, step.donated, parts.in_memory)
         except Exception as error:
-            if while_compiling or must_be_raised(error, ctx):
-                raise  # as long as the forward has not run, all of the function can be left to eager
+            # As long as the forward has not run, all of the function can be left to eager; a graph whose sizes vary
+            # takes them as arguments that only compiled code is given.
+            if while_compiling or joint.signature.sizes or must_be_raised(error, ctx):
+                raise
             leave_backward(error, ctx)
             graph = without_tangents(parts.backward, parts.taken, absent)
             return _by_function(lambda as_it_is, inputs: as_it_is, graph, ctx, "backward")

@@ -181,14 +181,20 @@ def _computed(load: Load, formula: _Formula) -> list[Op]:
     return ops
 
 
+def _is_plain(load: Load) -> bool:
+    return load.mask is None and not load.index.values()
+
+
 def _each_load_once(body: Sequence[Op]) -> Iterator[Op]:
-    """A place that is loaded twice is loaded the first time alone, but for what masks and places are made of."""
+    """A place that is loaded twice is loaded the first time alone, but for what masks and places are made of, and for
+    what is written here too: in between, perhaps."""
+    written = {op.buffer for op in body if isinstance(op, Store)}
     placed = {name for op in body if isinstance(op, (Load, Index)) for name in operands(op)}
     placed |= {value.name for op in body if isinstance(op, Store) for value in op.index.values()}
     first: dict[tuple[str, Expr], str] = {}
     same: dict[str, str] = {}
     for op in body:
-        if isinstance(op, Load) and op.mask is None and op.name not in placed and not op.index.values():
+        if isinstance(op, Load) and _is_plain(op) and op.name not in placed and op.buffer not in written:
             known = first.setdefault((op.buffer, op.index), op.name)
             if known != op.name:
                 same[op.name] = known

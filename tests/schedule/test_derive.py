@@ -7,14 +7,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from litz.context import Context
+from litz.loop.expr import Axis, expr
 from litz.loop.interpret import interpret
-from litz.loop.ir import Kernel, Program
+from litz.loop.ir import Apply, Kernel, Load, Program, Store
 from litz.loop.parse import parse_program
 from litz.loop.text import print_program
 from litz.loop.verify import verify
 from litz.options import Options
 from litz.schedule import derive as module
-from litz.schedule.derive import derive
+from litz.schedule.derive import _each_load_once, derive
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training
 from litz.schedule.peak import peak
@@ -124,3 +125,13 @@ def test_as_drawn(program: Program) -> None:
     assert sum(len(k.stores) for k in found.steps if isinstance(k, Kernel)) <= sum(
         len(k.stores) for k in fused.steps if isinstance(k, Kernel)
     )
+
+
+def test_what_is_written_in_between_is_loaded_again() -> None:
+    at = expr(Axis("i0", 4))
+    body = (
+        Load("v0", "f32", "a", at), Load("v1", "f32", "b", at), Store("a", at, "v1"), Load("v2", "f32", "a", at),
+        Load("v3", "f32", "b", at), Apply("v4", "f32", "add", ("v2", "v3")), Store("c", at, "v4"),
+    )  # fmt: skip
+    kept = [op for op in _each_load_once(body) if isinstance(op, Load)]
+    assert [op.name for op in kept] == ["v0", "v1", "v2"]
