@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from litz.compat import adds_nothing_of_varying_sizes
 from litz.errors import CaptureError
@@ -28,6 +28,7 @@ class Functional(FunctionalTensorMode):
     def __init__(self) -> None:
         super().__init__()
         self._windows: set[int] = set()  # memory with gaps that something may look into
+        self._one_place: dict[int, torch.Tensor] = {}  # views with an element in two places, and views of those, by id
         self.refused: CaptureError | None = None  # torch 2.11's transforms raise something else in its place
 
     def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
@@ -66,6 +67,8 @@ class Functional(FunctionalTensorMode):
             else:
                 return self._wrapped(func(*values, **named))
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if _is_view(func) and (id(args[0]) in self._one_place or _repeats(func, result)):
+            self._one_place |= {id(view): view for view in tree_leaves(result)}
         return self._still_nothing(result) if _keeps_nothing(func, args) else result
 
     def _wrapped(self, value: Any) -> Any:
@@ -125,14 +128,15 @@ class Functional(FunctionalTensorMode):
 
     def _refuse_overlaps(self, func: Any, args: Any, kwargs: Any) -> None:
         """Eager raises where a part of what is read is written to, and as a rule where what is written to lies in one
-        place several times. Of values, none is a part of another, and what is put into an expanded one is lost."""
+        place several times. Of values, none is a part of another, and what is put into an expanded one is lost; what is
+        put into a part of it is not seen in its other parts, and in memory as a sum of differences, which rounds."""
         given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         tensors = {name: value for name, value in given.items() if isinstance(value, FunctionalTensor)}
         for spec in func._schema.arguments:
             if spec.alias_info is None or not spec.alias_info.is_write or spec.name not in tensors:
                 continue
             written = tensors[spec.name]
-            if _lies_in_one_place(written):
+            if _lies_in_one_place(written) or id(written) in self._one_place:
                 self._refuse("something is written to of which several elements are one")
             for value in tensors.values() if _minds_overlaps(func) else ():
                 if value is not written and _memory(value) == _memory(written) and _overlap_in_part(value, written):
@@ -200,6 +204,21 @@ def _lies_in_one_place(tensor: torch.Tensor) -> bool:
     return any(likely(step) == 0 and likely(size) > 1 for size, step in steps) and 0 not in map(likely, tensor.shape)
 
 
+def _repeats(func: Any, view: Any) -> bool:
+    """Whether a view has an element of memory in several places. (Of `unfold`, PyTorch refuses writes itself.)"""
+    if func is aten.expand.default:
+        return _lies_in_one_place(view)
+    if func is not aten.as_strided.default or 0 in map(likely, view.shape):
+        return False
+    reach = 0  # of the dimensions with smaller steps
+    for step, size in sorted(zip(map(likely, view.stride()), map(likely, view.shape), strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
+
+
 def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Of two that share memory, as far as eager looks: where one has gaps, it does not."""
     if not _has_no_gaps(a) or not _has_no_gaps(b):
@@ -222,7 +241,7 @@ def _memory(tensor: FunctionalTensor) -> int:
 
 def _keeps_nothing(func: Any, args: Any) -> bool:
     """Whether eager gives a tensor without memory for one."""
-    if func is not aten.mul.Scalar and not (isinstance(func, torch._ops.OpOverload) and func.is_view):
+    if func is not aten.mul.Scalar and not _is_view(func):
         return False
     if not isinstance(args[0], torch.Tensor) or not args[0]._is_zerotensor():
         return False
@@ -231,6 +250,10 @@ def _keeps_nothing(func: Any, args: Any) -> bool:
 
 def _is_one(number: Any) -> bool:
     return isinstance(number, (int, float)) and number == 1
+
+
+def _is_view(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.is_view
 
 
 @lru_cache(maxsize=None)

@@ -171,6 +171,10 @@ class Recorder(TorchDispatchMode):
                 result = rewritten(*args, **kwargs)
             if result is not NotImplemented:
                 return self._laid_out(func, args, result)
+        if args and isinstance(args[0], (bool, int, float, complex)) and _takes_one_tensor(func):
+            with self:  # as it comes of a number beside a tensor, whose conversion autograd differentiates
+                number = aten.scalar_tensor.default(args[0], dtype=_NUMBERS[type(args[0])])
+            return self._recorded(func, (number, *args[1:]), kwargs)
         if _is_composite(func) and not (func in LOWERINGS and _has_own_kernel(func, _device_of(args))):
             # Reached from a decomposition, below the place where eager takes it apart.
             with self:
@@ -220,12 +224,9 @@ class Recorder(TorchDispatchMode):
         self._laid_out_anew.add(self._argument(lying))
         return lying
 
-    def _undelayed(self, func: Any, value: Any) -> torch.Tensor:
+    def _undelayed(self, func: Any, value: torch.Tensor) -> torch.Tensor:
         """A bit is set or taken away; in the graph it is done."""
         result = func(value)
-        if not isinstance(value, torch.Tensor):  # a Python number, in a formula of autograd's
-            with unset_fake_temporarily():
-                value = torch.tensor(value, dtype=result.dtype, device="cpu")
         source, physical = self._argument(value), _PHYSICAL[func]
         node = self._undone(source, physical)
         self._know(result, self._again(physical, (source,), {}) if node is None else node)
@@ -382,6 +383,17 @@ def _has_size(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_has_size(v) for v in value)
     return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+# As ATen makes tensors of them.
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+@lru_cache(maxsize=None)
+def _takes_one_tensor(func: Any) -> bool:
+    """Whether its first argument is a tensor, and no other is."""
+    first, *others = [isinstance(argument.type, torch._C.TensorType) for argument in func._schema.arguments]
+    return first and not any(others)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -254,8 +254,9 @@ class Traced:
         distinct = self.places == tuple(range(len(self.places)))
         found = Signature(
             learned.inputs, learned.outputs, learned.results, learned.differentiable, () if distinct else self.places,
-            self.autocast, bool(learned.differentiable) and not self.grad_mode, self.bases, learned.returned_members,
-            learned.subclasses,
+            self.autocast, bool(learned.differentiable) and not self.grad_mode,
+            self.grad_mode and any(self.needs_grad) and not learned.differentiable, self.bases,
+            learned.returned_members, learned.subclasses,
         )  # fmt: skip
         return replace(found, sizes=size_sources(self.given, found.symbols), floats=number_sources(self.given))
 

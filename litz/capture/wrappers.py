@@ -273,6 +273,21 @@ class AsTraced:
             return self.core(*args)
 
 
+class Unrecorded:
+    """Removes: gradients, which no result has.
+
+    Restores: none are recorded while the program runs, or operators called from there would give theirs to what comes
+    of them, though the function has detached it.
+    """
+
+    def __init__(self, core: Core):
+        self.core = core
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        with torch.no_grad():
+            return self.core(*args)
+
+
 def wrappers_for(signature: Signature) -> tuple[Any, ...]:
     """Those that have something to do, outermost first."""
     found: list[Any] = []
@@ -299,10 +314,12 @@ def wrap(core: Core, signature: Signature, eager: Callable[..., Any]) -> Callabl
     """`core` with everything restored that `signature` says was removed; `core` itself if that is nothing."""
     if signature.autocast:
         core = AsTraced(core)
+    if signature.unrecorded:
+        core = Unrecorded(core)
     wrappers = wrappers_for(signature)
     if signature.recording:
         return Recording(core, wrappers, eager)
-    plain = not wrappers and not signature.autocast and not signature.differentiable
+    plain = not wrappers and not signature.autocast and not signature.unrecorded and not signature.differentiable
     return core if plain else Wrapped(core, wrappers, eager)
 
 

@@ -173,6 +173,13 @@ def _fourier(kind: str) -> Rule:
     return rule
 
 
+def _written_over(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """A copy with the strides of what is copied, where these keep its elements apart."""
+    steps = zip(args[0].shape, args[0].stride(), strict=True)
+    together = any(likely(step) == 0 and likely(size) > 1 for size, step in steps)
+    return _contiguous(args, result) if together else result.stride()
+
+
 def _threshold_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """The input comes first, and then its gradient."""
     return result.stride() if _plain(args, result) else _iterated((args[1], args[0]), result)
@@ -208,6 +215,7 @@ _RULES: dict[Any, Rule] = {
     ),
     **_table(_suggested(0), "channel_shuffle", "replication_pad3d", "reflection_pad3d"),
     **_table(_unpooled, "max_unpool2d"),
+    **_table(_written_over, "as_strided_scatter"),
     **_table(_rolled, "roll"),
     aten._fft_c2c.default: _fourier("complex to complex"),
     aten._fft_r2c.default: _fourier("real to complex"),

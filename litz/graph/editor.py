@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
@@ -57,9 +59,14 @@ class Editor:
 
     def value(self, target: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = fx.node.map_arg((args, kwargs), self._fake)
-        with self.mode, torch.no_grad():
+        with self._dispatching(), self.mode, torch.no_grad():
             found = target(*args, **kwargs)
             return as_eager_lays_out(target, args, found) if isinstance(target, torch._ops.OpOverload) else found
+
+    def _dispatching(self) -> AbstractContextManager[Any]:
+        """Of sizes that vary, PyTorch's kernels in C++ may ask for numbers; those it has in Python do not."""
+        symbols = self.mode.shape_env is not None and bool(self.mode.shape_env.var_to_range)
+        return enable_python_dispatcher() if symbols else nullcontext()
 
     def _fake(self, node: fx.Node) -> Any:
         """The node's value; of a constant that a trace has kept as it is, a fake."""

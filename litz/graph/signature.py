@@ -182,6 +182,7 @@ class Signature:
     places: tuple[int, ...] = ()  # for each argument of the caller, the input it is; empty where they are the same
     autocast: bool = False  # traced, and so called, where autocast is on
     recording: bool = False  # parts of it record gradients, though it was traced, and so is called, where they are off
+    unrecorded: bool = False  # traced, and so called, where gradients are recorded, and none of its results has one
     bases: tuple[Base, ...] = ()
     returned_members: tuple[tuple[int, int], ...] = ()  # outputs that are the member of a base itself, and which one
     subclasses: Subclasses | None = None  # what the arguments and outputs are to the caller, if not plain tensors
@@ -221,6 +222,8 @@ class Signature:
         lines += [f"output {i}: {x}" for i, x in enumerate(self.outputs)]
         if self.autocast:
             lines.append("under autocast")
+        if self.unrecorded:
+            lines.append("records no gradients")
         if self.recording:
             lines.append("under no_grad, in parts of it under enable_grad")
         return "\n".join(lines)

@@ -105,6 +105,8 @@ def _of_single_query(
     at = space.reduce_over(key.sizes[-2])
     seen = wide(body, body.load(value, (n, head // group, at, d)))
     total = over(space, body, "sum", body.load(weights, (n, head, at)) * seen)
+    if at is ZERO:
+        total = total + 0.0  # libraries begin sums with a zero, of one key too: −0.0 comes out as 0.0
     body.store(out, (n, head, one, d), total * body.load(inverse, (n, head)))
     b.emit(space, body)
     return out

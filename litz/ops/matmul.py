@@ -183,6 +183,8 @@ def _rows_times(b: Builder, node: fx.Node, x: View, y: View, bias: View | None, 
     total = total if alpha == 1 else total * alpha
     if bias is not None:
         total = total + _scaled(bias, beta, dtype, body, point)
+    elif k is ZERO:
+        total = total + 0.0  # libraries begin sums with a zero, of one step too: −0.0 comes out as 0.0
     body.store(out, point, total)
     b.emit(space, body)
     return out

@@ -97,15 +97,15 @@ def _divisions(index: Expr) -> int:
 
 
 def live_ops(kernel: Kernel, dead_buffers: set[str]) -> Kernel | None:
-    """The kernel without stores to `dead_buffers` and what only they needed; None when nothing is left. One that checks
-    its data is needed for that."""
+    """The kernel without stores to `dead_buffers` and what only they needed; None when nothing is left. What checks its
+    data is needed for that: also where no address comes of it, as in a dimension whose elements are all one."""
     wanted: set[str] = set()
     body = []
     for op in reversed(kernel.body):
         if isinstance(op, Store):
             if op.buffer in dead_buffers:
                 continue
-        elif op.name not in wanted:
+        elif op.name not in wanted and not isinstance(op, Check):
             continue
         wanted.update(operands(op))
         body.append(op)
