@@ -35,6 +35,7 @@ from litz.runtime.bind import Backward
 from litz.runtime.within_calls import taken_within
 from litz.schedule.memory import Layout
 from litz.schedule.peak import peak
+from litz.schedule.place import NO_WORKSPACE
 
 Step = tuple[Compiled, Backward]
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="litz"
@@ -127,7 +128,8 @@ def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[...,
         _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated, parts.in_memory)
         kept = backward.named(parts.in_memory)
         within = taken_within(ctx.target)
-        memories = (peak(forward, layout, 0, within=within), peak(backward, behind, 0, kept, within=within))
+        forward_memory = peak(forward, layout, NO_WORKSPACE, within=within)
+        memories = (forward_memory, peak(backward, behind, NO_WORKSPACE, kept, within=within))
         return Foretold(_step(bytes_of_arguments(joint), memories), memories, (forward, backward))
     finally:
         forget()

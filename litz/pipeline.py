@@ -217,12 +217,12 @@ def _compile_graph(
         ctx.note(f"machine code of kernels is left to the driver: {why}")
     constants = tuple(lowered.constants)
     workspace, own = rendering.workspace, program.named(dropped)
-    until = arena_until(program, layout, workspace, rendering.in_workspace, own) if training else None
+    until = arena_until(program, layout, workspace, own) if training else None
     plan = host_plan(
         program, layout, rendering.runs, rendering.slots, len(constants), workspace, rendering.labels, until
     )
     calls = Counter(call.target for call in program.calls)
-    likely = place(program.buffers, layout.shared)  # where sizes vary, for likely ones
+    likely = place(program.buffers, layout.shared, workspace=workspace)  # where sizes vary, for likely ones
     # Who asks about memory waits for the answer: each kind of call is run once.
     within = None if ctx.options.memory_budget is None else taken_within(ctx.target, ctx.note_once)
     memory = peak(program, layout, workspace, own, within=within, until=until)

@@ -17,7 +17,7 @@ from litz.loop.expr import Size, expr
 from litz.loop.ir import Arg, Buffer, Call, NumberSource, Program, SizeSource, View, views
 from litz.schedule.check_first import draws, looks_before_it_draws
 from litz.schedule.memory import Apart, Layout
-from litz.schedule.place import Span
+from litz.schedule.place import Span, Workspace
 
 IN_TIME = 256  # added to an error's code where the call ended before the first step with an effect
 
@@ -65,10 +65,10 @@ class HostPlan:
     slots: Mapping[str, int]  # buffer, or what native code holds of it -> place in the table of pointers
     shared: tuple[Span, ...]  # temporaries in the arena
     owned: frozenset[str]  # buffers that a called operator allocates
-    workspace: int  # bytes, for all threads together
+    workspace: Workspace  # in the arena, for all threads together
     written: frozenset[str]  # inputs that a call changes
     draws: frozenset[str] = frozenset()  # operators that take from torch's stream of random numbers
-    arena_until: int | None = None  # the item before which the arena and the workspace are returned, if they are
+    arena_until: int | None = None  # the item before which the arena is returned, if it is
 
     @property
     def apart(self) -> tuple[Apart, ...]:
@@ -121,7 +121,7 @@ def private_outputs(outputs: Sequence[Arg], buffers: Mapping[str, Buffer], owned
 
 def host_plan(
     program: Program, layout: Layout, runs: Sequence[tuple[int, Run]], slots: Mapping[str, int], constants: int,
-    workspace: int, labels: Mapping[int, str] = MappingProxyType({}), arena_until: int | None = None,
+    workspace: Workspace, labels: Mapping[int, str] = MappingProxyType({}), arena_until: int | None = None,
 ) -> HostPlan:  # fmt: skip
     """`runs`: what is run, and the step each begins with. `constants`: how many of the inputs, the last, are some.
     `labels`: what profilers show for steps. `arena_until`: the step before which the arena is returned, if it is."""

@@ -229,7 +229,7 @@ class Watched:
                 continue
             workspace, (dropped, saved) = part.rendering.workspace, self._let_go(part)
             around = (part.program, part.layout, workspace)
-            until = arena_until(*around, part.rendering.in_workspace, dropped) if self.split is not None else None
+            until = arena_until(*around, dropped) if self.split is not None else None
             planned.append(Planned(part.name, *around, dropped, saved, within, until))
         by_name = {part.name: part for part in parts}
 

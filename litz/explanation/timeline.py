@@ -15,7 +15,7 @@ from litz.explanation.explanation import Memory, PartOfStep, Tensor
 from litz.loop.ir import Call, Program, View
 from litz.schedule.memory import Layout
 from litz.schedule.peak import FOR_ITSELF, Held, Holding, holding
-from litz.schedule.place import bytes_of, size_of
+from litz.schedule.place import Workspace, bytes_of, size_of
 
 _NAMED = 400  # tensors, the largest
 
@@ -35,7 +35,7 @@ class Planned:
     part: str
     program: Program
     layout: Layout
-    workspace: int
+    workspace: Workspace
     dropped: tuple[str, ...] = ()
     saved: tuple[int, ...] = ()
     within: Callable[[Call], int] | None = None  # what a call takes for itself

@@ -36,7 +36,7 @@ from litz.report import Built, Fallback, Firing, Freezing, Memory, NearMiss, Occ
 from litz.runtime.artifact import Artifact, Compiled, Kept
 from litz.runtime.layout import extent, on_device
 from litz.schedule.memory import Apart
-from litz.schedule.place import Span
+from litz.schedule.place import Span, Workspace
 from litz.target import GpuTarget, Target
 
 RECORDS: dict[str, Callable[..., Any]] = {
@@ -45,7 +45,7 @@ RECORDS: dict[str, Callable[..., Any]] = {
         Apart, Argument, Artifact, Base, Buffer, Built, Call, Compiled, Computed, Constant, Dropped, Fallback, Firing,
         Freezing, GpuCode, GpuTarget, Held, HostPlan, InPanels, Input, Item, Kept, Memory, Native, NearMiss,
         Number, NumberSource, Occasion, Output, Panels, Recipe, Signature, SizeSource, Span, Stays, Step, Tangent,
-        Target, Told, Training, View, ViewStep, Window,
+        Target, Told, Training, View, ViewStep, Window, Workspace,
     )
 }  # fmt: skip
 Blob = Union[bytes, memoryview]

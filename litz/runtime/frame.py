@@ -58,7 +58,7 @@ class Frame:
         self.sizes = measured  # and floats, of the present call
         self.table = (ctypes.c_int64 * max(1, len(plan.sizes)))()  # the sizes, where kernels read them
         self.numbers = (ctypes.c_double * max(1, len(plan.numbers)))()  # the floats, in the same way
-        placement = place(plan.buffers, plan.shared, measured)
+        placement = place(plan.buffers, plan.shared, measured, plan.workspace)
         self.apart = {block: size_of(plan.buffers, block.members, self.sizes) for block in plan.apart}  # bytes
         windows: dict[str, list[View]] = {}
         for output in plan.outputs:
@@ -69,8 +69,7 @@ class Frame:
         ]
         made = {one.name: one for due in self.due for one in due}
         self.shown = [self._shown(output, made) for output in plan.outputs]
-        self.arena_bytes = placement.size
-        self.bytes = placement.size + plan.workspace
+        self.bytes, self.workspace = placement.size, placement.workspace
         self.offsets = [(executable.slots[name], offset) for name, offset in placement.offsets.items()]
         self.address = 0  # of the block the table of pointers was last made for
         self.inputs: list[int] = []  # addresses that are in the table already
@@ -96,9 +95,8 @@ class Frame:
             self.slots[slot] = address + offset
         self.views.clear()
         # What every host function takes.
-        workspace = address + self.arena_bytes
         tables = [ctypes.addressof(table) for table in (self.slots, self.table, self.error)]
-        self.native = (tables[0], workspace, tables[1], tables[2])
+        self.native = (tables[0], address + self.workspace, tables[1], tables[2])
 
     def take(self, measured: Measures, plan: HostPlan) -> None:
         """The numbers of a call."""

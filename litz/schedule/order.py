@@ -19,6 +19,7 @@ from litz.loop.ir import Program, Step, View
 from litz.schedule.check_first import dependences, has_effect, may_fail
 from litz.schedule.memory import WORTH_A_PAUSE, plan_for_training
 from litz.schedule.peak import bytes_of, peak
+from litz.schedule.place import NO_WORKSPACE
 
 _AHEAD = 16  # steps that one may be moved over
 _WORTH = 0.01  # of the peak, by which it must be lower
@@ -41,7 +42,8 @@ def order(
     tried = [steps for steps in (early, late) if _is_lower(before, memory.held(steps))]
 
     def taken(one: Program) -> int:  # with what lies over what
-        return peak(one, plan_for_training(one, frozenset(donated), ctx.target.sums_first, least), 0, dropped).peak
+        layout = plan_for_training(one, frozenset(donated), ctx.target.sums_first, least)
+        return peak(one, layout, NO_WORKSPACE, dropped).peak
 
     found, lowest = program, taken(program) if tried else 0
     for steps in tried:

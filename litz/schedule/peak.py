@@ -24,7 +24,7 @@ from litz.loop.offload import NAME as OFFLOAD
 from litz.report import Memory
 from litz.schedule.lifetimes import lifetimes
 from litz.schedule.memory import Layout
-from litz.schedule.place import ALIGNMENT, place, size_of
+from litz.schedule.place import ALIGNMENT, Workspace, place, size_of
 
 _LARGEST = 5  # buffers that are named
 _WORTH_IT = 0.01  # of the peak: what taking the arena anew at each call must save
@@ -52,8 +52,8 @@ class Holding(NamedTuple):
 
 
 def peak(
-    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
-    within: Callable[[Call], int] | None = None, until: int | None = None,
+    program: Program, layout: Layout, workspace: Workspace, dropped: Collection[str] = (),
+    sizes: Measures | None = None, within: Callable[[Call], int] | None = None, until: int | None = None,
 ) -> Memory:  # fmt: skip
     """`dropped`: arguments that are the run's to let go of; `within`: what a call takes for itself; `until`: the step
     before which the arena is returned, if it is. Where sizes vary, it is for likely ones."""
@@ -61,12 +61,11 @@ def peak(
 
 
 def arena_until(
-    program: Program, layout: Layout, workspace: int, in_workspace: Collection[str], dropped: Collection[str] = ()
+    program: Program, layout: Layout, workspace: Workspace, dropped: Collection[str] = ()
 ) -> int | None:
-    """The step before which to return the arena and the workspace, where that makes for a lower peak: the last gradient
-    is often the largest, and is due when nothing small is needed any more. `in_workspace`: the steps that use it."""
-    used = [span.last for span in layout.shared]
-    used += [at for at, step in enumerate(program.steps) if step.name in in_workspace]
+    """The step before which to return the arena, where that makes for a lower peak: the last gradient is often the
+    largest, and is due when nothing small is needed any more."""
+    used = [*(span.last for span in layout.shared), *workspace.steps]
     until = next((at for at in sorted(layout.pauses) if at > max(used, default=-1)), None)
     if until is None or not 0 < until < len(program.steps):
         return None
@@ -75,11 +74,11 @@ def arena_until(
 
 
 def holding(
-    program: Program, layout: Layout, workspace: int, dropped: Collection[str] = (), sizes: Measures | None = None,
-    within: Callable[[Call], int] | None = None, until: int | None = None,
+    program: Program, layout: Layout, workspace: Workspace, dropped: Collection[str] = (),
+    sizes: Measures | None = None, within: Callable[[Call], int] | None = None, until: int | None = None,
 ) -> Holding:  # fmt: skip
     buffers, steps = program.buffers, len(program.steps)
-    arena = place(buffers, layout.shared, sizes).size + workspace
+    arena = place(buffers, layout.shared, sizes, workspace).size
     stays: list[Held] = []
     last_use = dict(layout.last_use)
     for block in layout.apart:

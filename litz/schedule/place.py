@@ -1,6 +1,6 @@
 """Place buffers: byte offsets in one arena, for sizes that may be known only at a call.
 
-In: spans, which say how long memory is needed and by whom. Out: a `Placement`.
+In: spans, which say how long memory is needed and by whom, and a workspace, for some steps alone. Out: a `Placement`.
 
 Buffers are placed largest first at the lowest offset that is free during their whole life, which for graphs of this
 kind comes within a few per cent of the peak of live bytes.
@@ -9,7 +9,7 @@ kind comes within a few per cent of the peak of live bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from litz.loop.dtype import DTYPES
@@ -29,29 +29,57 @@ class Span(NamedTuple):
     last: int
 
 
+class Workspace(NamedTuple):
+    """Memory that kernels need while they run, all the same one: its bytes, and the steps that use it."""
+
+    bytes: int = 0
+    steps: tuple[int, ...] = ()
+
+
+NO_WORKSPACE = Workspace()
+
+
 class Placement(NamedTuple):
-    """The arena for certain sizes: where each temporary buffer begins, in bytes, and how large it all is."""
+    """The arena for certain sizes: where each temporary buffer begins, in bytes, and how large it all is; and where the
+    workspace begins."""
 
     offsets: dict[str, int]
     size: int
+    workspace: int = 0
 
 
-def place(buffers: Buffers, spans: Sequence[Span], sizes: Measures | None = None) -> Placement:
+def place(
+    buffers: Buffers, spans: Sequence[Span], sizes: Measures | None = None, workspace: Workspace = NO_WORKSPACE
+) -> Placement:
     """The arena at these sizes; without them, at likely ones."""
-    placed = _Taken(1 + max((span.last for span in spans), default=0))
+    placed = _Taken(1 + max((*(span.last for span in spans), *workspace.steps), default=0))
     offsets: dict[str, int] = {}
-    total = 0
-    sized = [(size_of(buffers, span.members, sizes), span) for span in spans]
-    for size, (members, start, end) in sorted(sized, key=lambda s: (-s[0], s[1].first)):
+    needs = [_Need(size_of(buffers, span.members, sizes), ((span.first, span.last),), span.members) for span in spans]
+    if workspace.bytes:
+        needs.append(_Need(workspace.bytes, tuple((at, at) for at in workspace.steps), None))
+    total = begins = 0
+    for size, times, members in sorted(needs, key=lambda need: (-need.bytes, need.times[0][0])):
         offset = 0
-        for low, high in placed.during(start, end):
+        for low, high in placed.during(times):
             if offset + size <= low:
                 break
             offset = max(offset, high)
-        placed.add(start, end, offset, offset + size)
+        for start, end in times:
+            placed.add(start, end, offset, offset + size)
         total = max(total, offset + size)
-        offsets.update(dict.fromkeys(members, offset))
-    return Placement(offsets, total)
+        if members is None:
+            begins = offset
+        else:
+            offsets.update(dict.fromkeys(members, offset))
+    return Placement(offsets, total, begins)
+
+
+class _Need(NamedTuple):
+    """So many bytes, from the first to the last step of each of these times, for these buffers or as the workspace."""
+
+    bytes: int
+    times: tuple[tuple[int, int], ...]
+    members: tuple[str, ...] | None
 
 
 def size_of(buffers: Buffers, members: tuple[str, ...], sizes: Measures | None = None) -> int:
@@ -92,15 +120,16 @@ class _Taken:
         for stretch in above:
             _unite(self.somewhere.setdefault(stretch, []), low, high)
 
-    def during(self, first: int, last: int) -> list[Bytes]:
-        """What is taken at some step from the first to the last, in order."""
+    def during(self, times: Iterable[tuple[int, int]]) -> list[Bytes]:
+        """What is taken at some step from the first to the last of any of these, in order."""
         found: set[Bytes] = set()
         above = set()
-        for stretch in self._stretches(first, last):
-            found.update(self.somewhere.get(stretch, ()))
-            while stretch and stretch not in above:
-                above.add(stretch)
-                stretch >>= 1
+        for first, last in times:
+            for stretch in self._stretches(first, last):
+                found.update(self.somewhere.get(stretch, ()))
+                while stretch and stretch not in above:
+                    above.add(stretch)
+                    stretch >>= 1
         for stretch in above:
             found.update(self.throughout.get(stretch, ()))
         return sorted(found)
@@ -131,4 +160,4 @@ def _unite(taken: list[Bytes], low: int, high: int) -> None:
     taken[start:stop] = [(low, high)]
 
 
-__all__ = ["ALIGNMENT", "Placement", "Span", "bytes_of", "place", "size_of"]
+__all__ = ["ALIGNMENT", "NO_WORKSPACE", "Placement", "Span", "Workspace", "bytes_of", "place", "size_of"]

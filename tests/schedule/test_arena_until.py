@@ -14,9 +14,11 @@ from litz.report import step_peak
 from litz.runtime.arena import ARENA
 from litz.schedule.memory import plan_for_training
 from litz.schedule.peak import arena_until, peak
+from litz.schedule.place import NO_WORKSPACE, Workspace
 from tests.schedule.test_separate import kernel
 
-SMALL, LARGE, WORKSPACE = 1 << 16, 1 << 20, 1 << 20  # elements, elements, bytes
+SMALL, LARGE = 1 << 16, 1 << 20  # elements
+WORKSPACE = Workspace(1 << 20, (0,))
 
 
 def program_of(last_reads: str, small: int = SMALL) -> Program:
@@ -34,9 +36,9 @@ def program_of(last_reads: str, small: int = SMALL) -> Program:
 def test_before_large_memory_is_due() -> None:
     program = program_of("in0")
     layout = plan_for_training(program)
-    assert arena_until(program, layout, WORKSPACE, {"first"}) == 2
+    assert arena_until(program, layout, WORKSPACE) == 2
     memory = peak(program, layout, WORKSPACE, until=2)
-    arena = WORKSPACE + 4 * SMALL
+    arena = WORKSPACE.bytes + 4 * SMALL
     assert memory.arena == arena and memory.busy == arena + 4 * SMALL and memory.late == 4 * (SMALL + LARGE)
     assert memory.peak == memory.late < peak(program, layout, WORKSPACE).peak
     assert step_peak(memory, [memory]) == memory.left + memory.late
@@ -45,11 +47,11 @@ def test_before_large_memory_is_due() -> None:
 def test_not_where_it_is_in_use_or_too_little() -> None:
     program = program_of("in0")
     layout = plan_for_training(program)
-    assert arena_until(program, layout, WORKSPACE, {"last"}) is None
+    assert arena_until(program, layout, WORKSPACE._replace(steps=(2,))) is None
     little = program_of("in0", 1 << 10)
-    assert arena_until(little, plan_for_training(little), 0, ()) is None
+    assert arena_until(little, plan_for_training(little), NO_WORKSPACE) is None
     late = program_of("t0")
-    assert arena_until(late, plan_for_training(late), WORKSPACE, {"first"}) is None
+    assert arena_until(late, plan_for_training(late), WORKSPACE) is None
 
 
 def test_a_step_whose_last_gradient_is_the_largest() -> None:

@@ -19,6 +19,7 @@ from litz.schedule.derive import _each_load_once, derive
 from litz.schedule.fuse import fuse
 from litz.schedule.memory import plan_for_training
 from litz.schedule.peak import peak
+from litz.schedule.place import NO_WORKSPACE
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.target import detect
 from tests import golden
@@ -78,7 +79,7 @@ def test_a_gate_and_its_function() -> None:
     inputs = [torch.randn(size) for size in (131072, 65536, 65536, 131072)]
     for got, want in zip(interpret(found, inputs), interpret(program, inputs), strict=True):
         assert torch.equal(got, want)
-    held = [peak(one, plan_for_training(one, sums_first=True), 0).peak for one in (program, found)]
+    held = [peak(one, plan_for_training(one, sums_first=True), NO_WORKSPACE).peak for one in (program, found)]
     assert held[1] == held[0] - 4 * 131072
 
 

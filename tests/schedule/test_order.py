@@ -14,6 +14,7 @@ from litz.options import Options
 from litz.schedule.memory import plan_for_training
 from litz.schedule.order import order
 from litz.schedule.peak import peak
+from litz.schedule.place import NO_WORKSPACE
 from litz.target import detect
 from tests.schedule.test_separate import assert_dependences_kept, kernel
 
@@ -34,7 +35,7 @@ def ordered(program: Program, dropped: frozenset[str] = frozenset(), fuel: int |
 
 
 def peak_of(program: Program, dropped: frozenset[str] = frozenset()) -> int:
-    return peak(program, plan_for_training(program), 0, dropped).peak
+    return peak(program, plan_for_training(program), NO_WORKSPACE, dropped).peak
 
 
 def backward(layers: int) -> tuple[Program, frozenset[str]]:

@@ -26,7 +26,7 @@ from litz.runtime.executable import Executable
 from litz.runtime.frame import Frame
 from litz.schedule import draft
 from litz.schedule.fuse import fuse
-from litz.schedule.place import Span, bytes_of, place
+from litz.schedule.place import Span, Workspace, bytes_of, place
 from litz.target import detect
 
 # Programs just large enough that what a stage does once does not count.
@@ -198,6 +198,26 @@ def test_places_are_the_lowest_that_are_free(seed: int) -> None:
     placement = place(program.buffers, spans)
     assert placement.offsets == {span.members[0]: low for span, low, _ in placed}
     assert placement.size == max(high for _, _, high in placed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_workspace_lies_where_nothing_else_does_meanwhile(seed: int) -> None:
+    draw = random.Random(seed)
+    program = chain_of(200)
+    spans = []
+    for i in range(1, 200):
+        first = draw.randrange(200)
+        spans.append(Span((f"b{i}",), first, draw.randrange(first, min(201, first + draw.choice([1, 5, 100])))))
+        program.buffers[f"b{i}"] = Buffer(f"b{i}", "f32", expr(16 * draw.randrange(1, 9)))
+    workspace = Workspace(64 * draw.choice([1, 3, 20]), tuple(sorted(draw.sample(range(200), draw.choice([1, 4, 40])))))
+    placement = place(program.buffers, spans, workspace=workspace)
+    begins, ends = placement.workspace, placement.workspace + workspace.bytes
+    assert ends <= placement.size <= place(program.buffers, spans).size + workspace.bytes
+    for at in workspace.steps:
+        for span in spans:
+            low = placement.offsets[span.members[0]]
+            high = low + bytes_of(program.buffers, span.members[0])
+            assert not span.first <= at <= span.last or high <= begins or ends <= low
 
 
 def test_a_frame_looks_at_each_result_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,12 +186,12 @@ class _Attempt:
 
     def run(self) -> None:
         w, plan = self.w, self.plan
-        placement = place(plan.buffers, plan.shared)
-        size = placement.size + plan.workspace
+        placement = place(plan.buffers, plan.shared, workspace=plan.workspace)
+        size = placement.size
         arena = w.slot(f"[{max(1, size)} x i8]") if size <= _ON_STACK else self._allocated(size)
         for name, offset in placement.offsets.items():
             w.emit(f"store ptr {w.address('i8', arena, offset)}, ptr {self._slot(name)}")
-        workspace = w.address("i8", arena, placement.size)
+        workspace = w.address("i8", arena, placement.workspace)
         w.emit(f"store i32 0, ptr {self.error}")
         w.emit(f"store ptr null, ptr {self._slot(PROFILER_SLOT)}")  # torch tells its profiler of operators itself
         for item in plan.items:

@@ -244,18 +244,19 @@ class Entry:
         plan, w = self.plan, self.w
         offsets: dict[str, str] = {}
         if plan.sizes:
-            total = "0"
+            total = begins = "0"
             for span in plan.shared:
                 offsets.update(dict.fromkeys(span.members, total))
                 total = w.add(total, self._bytes(span.members))
+            begins, total = total, w.add(total, str(plan.workspace.bytes))
         else:
-            placement = place(plan.buffers, plan.shared)
+            placement = place(plan.buffers, plan.shared, workspace=plan.workspace)
             offsets = {name: str(offset) for name, offset in placement.offsets.items()}
-            total = str(placement.size)
-        arena = self._arena(w.add(total, str(plan.workspace)))
+            total, begins = str(placement.size), str(placement.workspace)
+        arena = self._arena(total)
         for name, offset in offsets.items():
             w.emit(f"store ptr {w.address('i8', arena, offset)}, ptr {self._slot(name)}")
-        w.lines.append(f"  %workspace = getelementptr i8, ptr {arena}, i64 {total}")
+        w.lines.append(f"  %workspace = getelementptr i8, ptr {arena}, i64 {begins}")
 
     def _arena(self, size: str) -> str:
         w = self.w

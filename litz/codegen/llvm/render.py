@@ -26,6 +26,7 @@ from litz.context import Context
 from litz.loop.ir import Call, Program
 from litz.ops.lower import Origin
 from litz.schedule.memory import Layout
+from litz.schedule.place import Workspace
 from litz.target import GpuTarget
 
 
@@ -36,8 +37,7 @@ class Rendering:
     slots: dict[str, int]
     launches: int
     kernels: int  # different ones
-    workspace: int  # bytes, for all threads together
-    in_workspace: frozenset[str]  # steps that use it
+    workspace: Workspace  # for all threads together
     labels: Mapping[int, str]  # steps in words, for profilers
     named: Mapping[str, Named]  # the kernels by the names of their functions, which profilers show
     functions: Mapping[str, str]  # step -> its function, where it is a kernel
@@ -117,8 +117,7 @@ def render(
         slots,
         kernels.launches,
         len(kernels.built),
-        kernels.workspace,
-        frozenset(kernels.in_workspace),
+        Workspace(kernels.workspace, tuple(at for at, s in enumerate(program.steps) if s.name in kernels.in_workspace)),
         dict(enumerate(map(str, labels))),
         kernels.named,
         kernels.functions,
