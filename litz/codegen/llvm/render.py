@@ -25,6 +25,7 @@ from litz.codegen.plan import Native, Run
 from litz.context import Context
 from litz.loop.ir import Call, Program
 from litz.ops.lower import Origin
+from litz.options import bytes_of_budget
 from litz.schedule.memory import Layout
 from litz.schedule.place import Workspace
 from litz.target import GpuTarget
@@ -66,7 +67,8 @@ def render(
     if isinstance(target, GpuTarget):
         kernels = GpuKernels(program, target, sizes, written, words)
     else:
-        kernels = CpuKernels(program, target, module, sizes, written)
+        bounded = bytes_of_budget(ctx.options.memory_budget, target.memory_bytes) is not None
+        kernels = CpuKernels(program, target.packing_less if bounded else target, module, sizes, written)
     runs: list[tuple[int, Run]] = []
     begun = 0
     hands: list[str] = []  # what the function being written allocates for its caller
