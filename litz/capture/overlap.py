@@ -40,6 +40,12 @@ def entangled(a: torch.Tensor, b: torch.Tensor, training: bool) -> bool:
     return (a_first < b_end and b_first < a_end) or (training and _root(a) is _root(b))
 
 
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether they lie in the same memory, of whatever storage, from first to last element."""
+    (first, end), (other_first, other_end) = ((t.data_ptr(), t.data_ptr() + _length(t)) for t in (a, b))
+    return first < other_end and other_first < end
+
+
 def in_place_of_members(args: Sequence[Any], bases: Sequence[Base]) -> list[Any] | None:
     """The arguments that are no members, then the bases; None where members do not lie as those of the trace did."""
     found = [_behind(base, args) for base in bases]
@@ -131,9 +137,13 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[Any, Any]:
-    size = tensor.element_size()
-    first = tensor.storage_offset() * size
-    return first, first + _extent(tensor) * size
+    first = tensor.storage_offset() * tensor.element_size()
+    return first, first + _length(tensor)
+
+
+def _length(tensor: torch.Tensor) -> Any:
+    """Bytes from the first element to the last, both included."""
+    return _extent(tensor) * tensor.element_size()
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from litz.capture.forward_mode import runs_as_written
-from litz.capture.overlap import entangled, in_place_of_members
+from litz.capture.overlap import entangled, in_place_of_members, overlap
 from litz.capture.rebuild import rebuilt
 from litz.capture.subclasses import form_of, put_together, taken_apart
 from litz.errors import RunFailed
@@ -132,14 +132,28 @@ class SeparateInputs:
 
     def _check(self, args: Sequence[Any]) -> None:
         owners: dict[int, list[int]] = {}
+        ends: dict[int, int] = {}  # of storages, which may lie within each other where other libraries made them
         for position, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                others = owners.setdefault(arg.untyped_storage().data_ptr(), [])
+                storage = arg.untyped_storage()
+                first = storage.data_ptr()
+                ends[first] = max(ends.get(first, 0), first + storage.nbytes())
+                others = owners.setdefault(first, [])
                 for other in others:
                     written = position in self.mutated or other in self.mutated
                     if written and entangled(arg, args[other], self.training):
                         raise Eager
                 others.append(position)
+        around: list[int] = []  # those that reach beyond the beginning of the next
+        for first in sorted(owners):
+            around = [one for one in around if ends[one] > first]
+            if not all(self._apart(args, owners[one], owners[first]) for one in around):
+                raise Eager
+            around.append(first)
+
+    def _apart(self, args: Sequence[Any], some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether no write to an argument changes another, for two storages of which one reaches into the other."""
+        return not any(overlap(args[i], args[j]) for i in some for j in others if {i, j} & self.mutated)
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
         return results
