@@ -26,9 +26,11 @@ aten = torch.ops.aten
 
 # A score this far down contributes nothing beside a visible one.
 _HIDDEN = -1e9
-# Below this, a logarithm of a sum that is added to a score is lost in rounding, and so are scores of a usual size.
-_DEEP = {torch.float64: -(2.0**58)}
-_DEEP_OF_FLOATS = -(2.0**29)
+# This far from zero, a logarithm of a sum that is added to a score is lost in rounding, and so are scores of a usual
+# size. Nearer than that, and out of the usual range, some of it is.
+_FAR = {torch.float64: 2.0**58}
+_FAR_OF_FLOATS = 2.0**29
+_USUAL = 1e3
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ def choose_mask(
     unfit = next((m for m in terms if m.fill is not None and m.fill > _HIDDEN), None)
     if unfit is not None:
         match.miss(f"a score of {unfit.fill} does not hide a key", unfit.node)
+        return None
+    lifting = next((m for m in terms if learns and m.fill is None and lifts_a_row(match, m)), None)
+    if lifting is not None:
+        match.miss("a score is lifted so far that its backward would lose the sum of weights", lifting.node)
         return None
     return _Chosen(match, terms, lead, keys, like, safe, learns).masking()
 
@@ -164,12 +170,12 @@ class _Chosen:
 
     def weight(self, bias: fx.Node, top: fx.Node) -> fx.Node:
         """One, and in rows where the mask swallows scores, one part for each key that is left."""
-        deep = self.call(aten.le.Scalar, top, _DEEP.get(self.dtype, _DEEP_OF_FLOATS))
+        far = self.call(aten.ge.Scalar, self.call(aten.abs.default, top), _FAR.get(self.dtype, _FAR_OF_FLOATS))
         if shape(bias)[-1] != size_of(self.keys):
             bias = self.call(aten.expand.default, bias, as_given((*shape(bias)[:-1], self.keys)))
         level = self.call(aten.eq.Tensor, bias, top)
         count = self.call(aten.sum.dim_IntList, level, [-1], True, dtype=self.dtype)
-        return self.call(aten.where.self, deep, self.call(aten.reciprocal.default, count), self.number(1.0))
+        return self.call(aten.where.self, far, self.call(aten.reciprocal.default, count), self.number(1.0))
 
     # -- one mask -----------------------------------------------------------------------------------
     def kept(self, mask: Mask) -> fx.Node:
@@ -293,6 +299,17 @@ def hides(fill: float, dtype: torch.dtype) -> bool:
     return fill <= _HIDDEN or (fill <= -65504 and dtype == torch.float16)
 
 
+def lifts_a_row(match: Match, mask: Mask) -> bool:
+    """Whether the mask is known to lift a score of some row far above the usual."""
+    compact = match.constants.compact(mask.node)
+    if compact is None or not compact.dim():
+        return False
+    proofs, key = match.constants.proofs, (mask, "lifts a row")
+    if key not in proofs:
+        proofs[key] = bool(((compact * mask.factor).amax(-1) > _USUAL).any())
+    return proofs[key]
+
+
 def leaves_a_key(match: Match, mask: Mask) -> bool:
     """Whether the mask is proved to leave a key in every row whose score it does not push out of a usual range."""
     compact = match.constants.compact(mask.node)
@@ -303,6 +320,6 @@ def leaves_a_key(match: Match, mask: Mask) -> bool:
         if mask.fill is not None:
             visible = compact.logical_not() if mask.inverted else compact.to(torch.bool)
         else:
-            visible = (compact * mask.factor).abs() < 1e3
+            visible = (compact * mask.factor).abs() < _USUAL
         proofs[key] = bool(visible.any(-1).all())
     return proofs[key]
