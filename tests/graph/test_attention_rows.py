@@ -62,6 +62,30 @@ def test_rows_hidden_whole(training: bool, dtype: torch.dtype, name: str, scale:
     assert done.count(FLASH) == 1
 
 
+@pytest.mark.parametrize("lift", [1e5, 1e9])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_rows_lifted_by_a_known_mask(training: bool, lift: float) -> None:
+    """In the fused backward the sum of a row's weights would be lost beside such a number."""
+    inputs = [torch.randn(B, H, S, D) for _ in range(3)]
+
+    def attend(q, k, v):
+        return (torch.softmax(q @ k.mT + torch.full((S, S), lift).triu(1), -1) @ v,)
+
+    done = rewrite(attend, inputs, ATTENTION_TRAINING if training else ATTENTION, training=training, tolerance=1e-5)
+    assert done.count(FLASH) == (0 if training else 1)
+    assert not training or any("lifted" in miss.why for miss in done.ctx.near_misses)
+
+
+def test_rows_lifted_out_of_reach_by_an_argument() -> None:
+    inputs = [torch.randn(B, H, S, D) for _ in range(3)]
+    above = torch.ones(S, S, dtype=torch.bool).triu(1)
+    done = rewrite(
+        lambda q, k, v, m: (torch.softmax(q @ k.mT + torch.where(m, 1e9, 0.0), -1) @ v,), [*inputs, above],
+        ATTENTION_TRAINING, training=True, tolerance=1e-5,
+    )  # fmt: skip
+    assert done.count(FLASH) == 1
+
+
 def test_a_mask_that_is_known_costs_nothing() -> None:
     """A window leaves a key in every row, which is proved: no row is looked at."""
     q = torch.randn(B, H, S, D)
