@@ -138,8 +138,10 @@ class Functional(FunctionalTensorMode):
             written = tensors[spec.name]
             if _lies_in_one_place(written) or id(written) in self._one_place:
                 self._refuse("something is written to of which several elements are one")
-            for value in tensors.values() if _minds_overlaps(func) else ():
-                if value is not written and _memory(value) == _memory(written) and _overlap_in_part(value, written):
+            for name, value in tensors.items() if _minds_overlaps(func) else ():
+                if name == spec.name or _memory(value) != _memory(written):
+                    continue
+                if _overlap_in_part(value, written) or (_puts(func) and _overlap(value, written)):
                     self._refuse("something is written to of which a part is read")
 
     def _refuse(self, why: str) -> NoReturn:
@@ -229,6 +231,11 @@ def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
     return max(first, other_first) < min(end, other_end)
 
 
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (first, end), (other_first, other_end) = _bytes(a), _bytes(b)
+    return _has_no_gaps(a) and _has_no_gaps(b) and max(first, other_first) < min(end, other_end)
+
+
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     first = likely(tensor.storage_offset())
     return first * tensor.element_size(), (first + likely(tensor.numel())) * tensor.element_size()
@@ -266,9 +273,14 @@ def _writes(func: Any) -> bool:
 
 @lru_cache(maxsize=None)
 def _minds_overlaps(func: Any) -> bool:
-    if torch.Tag.pointwise in func.tags or func is aten.copy_.default:
-        return True
-    return func._schema.name.removeprefix("aten::").startswith(("index_", "_index_put_impl_", "scatter", "put_"))
+    return torch.Tag.pointwise in func.tags or func is aten.copy_.default or _puts(func)
+
+
+@lru_cache(maxsize=None)
+def _puts(func: Any) -> bool:
+    """Whether it goes from place to place in what it writes to, and must not be given any of that to read."""
+    names = ("index_", "_index_put_impl_", "scatter", "put_", "masked_scatter_")
+    return func._schema.name.removeprefix("aten::").startswith(names)
 
 
 @lru_cache(maxsize=None)

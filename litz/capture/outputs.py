@@ -147,7 +147,7 @@ def _view(kind: str, index: int, view: torch.Tensor, base: torch.Tensor, positio
     return Output(
         kind, index, window_on(base, view, dtype), view.requires_grad, None,
         view.is_conj() != (given and base.is_conj()), view.is_neg() != (given and base.is_neg()), dtype,
-        _steps_to_repeat(base, view), unrecorded=view.requires_grad and view.grad_fn is None,
+        _steps_to_repeat(base, view), unrecorded=view.requires_grad and view.grad_fn is None, apart=not view._is_view(),
     )  # fmt: skip
 
 

@@ -240,7 +240,8 @@ class RebuildOutputs:
         if base.requires_grad and not output.needs_grad:
             base = base.detach()
         with torch.no_grad() if output.unrecorded else nullcontext():
-            return rebuilt(output, base, sizes)
+            found = rebuilt(output, base, sizes)
+        return found.detach() if output.apart else found
 
 
 class _Placed(torch.autograd.Function):

@@ -180,6 +180,14 @@ def _written_over(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     return _contiguous(args, result) if together else result.stride()
 
 
+def _angled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
+    """Of complex numbers, whose kernel is given a result of another type to make anew."""
+    if args[0].is_complex():
+        return _contiguous(args, result)
+    lying = _alike(args, result) if _has_one(result) else None
+    return _iterated(args, result) if lying is None else lying
+
+
 def _threshold_backward(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """The input comes first, and then its gradient."""
     return result.stride() if _plain(args, result) else _iterated((args[1], args[0]), result)
@@ -198,7 +206,7 @@ def _table(rule: Rule, *operators: str) -> dict[Any, Rule]:
 _RULES: dict[Any, Rule] = {
     **_table(
         _contiguous, "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "log_sigmoid_forward",
-        "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward", "masked_fill",
+        "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward", "masked_fill", "isin",
     ),
     aten.pow.Scalar: _contiguous,
     # Draws into tensors of their own.
@@ -228,6 +236,7 @@ _RULES: dict[Any, Rule] = {
     ),
     **_table(_iterated, "native_dropout_backward", "floor_divide"),
     **_table(_threshold_backward, "threshold_backward"),
+    **_table(_angled, "angle"),
     **_table(_soft_margin_backward, "soft_margin_loss_backward"),
 }  # fmt: skip
 
@@ -240,8 +249,14 @@ _ITERATED = {
 _NOT_ITERATED = {aten.clone, aten.mvlgamma, aten.ldexp, aten.copy}
 
 
+# Views whose fakes give sizes of one strides of their own; `contiguous` and the choice of a convolution's layout ask.
+_VIEWED = {aten.view.default, aten._unsafe_view.default}
+
+
 def as_eager_lays_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     """The fake result with the strides eager gives it: the result itself, where it has them."""
+    if func in _VIEWED:
+        return _as_eager_views(args[0], result) if _has_one(result) else result
     if func is FLASH_CPU:
         return _with_logarithms_like(args[0], result)
     first = next(iter(result), None) if isinstance(result, (tuple, list)) else result
@@ -286,6 +301,32 @@ def eager_strides(func: Any, args: Sequence[Any], result: Any) -> tuple[Any, ...
     lying = _alike(args, result) if rule is _iterated and _has_one(result) else None
     strides = tuple(rule(args, result) if lying is None else lying)
     return None if sizes(result.stride()) == sizes(strides) else strides
+
+
+def _as_eager_views(given: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """From the last dimension to the first: dimensions of the given tensor that are evenly spaced are one stretch, with
+    those of size one before them; each is cut into dimensions of the view, and the sizes of one before those."""
+    if view.dim() < 2 or not isinstance(view, FakeTensor) or 0 in map(likely, view.shape) or not given.dim():
+        return view
+    strides: list[Any] = [1] * view.dim()
+    at, step, stretch, cut = view.dim() - 1, given.stride(-1), 1, 1
+    for dim in reversed(range(given.dim())):
+        stretch = stretch * given.shape[dim]
+        goes_on = dim and (
+            likely(given.shape[dim - 1]) == 1 or likely(given.stride(dim - 1)) == likely(stretch) * likely(step)
+        )
+        if goes_on:
+            continue
+        while at >= 0 and (likely(cut) < likely(stretch) or likely(view.shape[at]) == 1):
+            strides[at] = cut * step
+            cut = cut * view.shape[at]
+            at -= 1
+        if dim:
+            step, stretch, cut = given.stride(dim - 1), 1, 1
+    if at >= 0 or sizes(strides) == sizes(view.stride()):
+        return view
+    with view.fake_mode:
+        return given.as_strided(view.shape, strides, given.storage_offset())
 
 
 def _has_one(result: torch.Tensor) -> bool:

@@ -113,7 +113,7 @@ class Output:
     `through`: the graph result whose gradient is its own, where its gradient is no window's on that memory: it was
     returned by a function of the user's with a backward of its own, or is one of several views made at once.
     `unrecorded`: a view that was made with gradients off, of which autograd has no step: it counts as learning, as what
-    it is a view of does, and has no gradient to give.
+    it is a view of does, and has no gradient to give. `apart`: in that memory, and to autograd no view: detached.
     """
 
     kind: str
@@ -127,11 +127,12 @@ class Output:
     steps: tuple[ViewStep, ...] = ()
     through: int | None = None
     unrecorded: bool = False
+    apart: bool = False
 
     def __str__(self) -> str:
         bits = (", conjugated" if self.conjugated else "") + (", negated" if self.negated else "")
         bits += "" if self.through is None else f", differentiated as result {self.through}"
-        bits += ", unrecorded" if self.unrecorded else ""
+        bits += (", unrecorded" if self.unrecorded else "") + (", apart" if self.apart else "")
         grad = (", needs grad" if self.needs_grad else "") + bits + (f" as {self.dtype}" if self.dtype else "")
         if self.kind == "plain":
             return f"plain {self.value!r}"

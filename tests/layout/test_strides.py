@@ -126,6 +126,8 @@ def test_fakes_lie_as_eager_lays_out(name: str) -> None:
     drawn = [(case, gradients) for case in itertools.islice(cases(ENTRIES[name], "float32", 4), 4)]
     if "int64" in dtypes_of(ENTRIES[name]):  # which many results are computed from in another type
         drawn += [(case, False) for case in itertools.islice(cases(ENTRIES[name], "int64", 2), 2)]
+    if "complex64" in dtypes_of(ENTRIES[name]):  # some of whose kernels are others
+        drawn += [(case, False) for case in itertools.islice(cases(ENTRIES[name], "complex64", 2), 2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case, differentiates in drawn:

@@ -67,7 +67,7 @@ def _goes_with(match: Match, node: fx.Node, own: tuple[fx.Node | None, fx.Node, 
                 return False
         elif not match.is_frozen(one) or not match.is_frozen(other) or not _alike(one, other):
             return False
-    return own[0] is None or own[0].meta["val"].dim() == 1
+    return own[0] is None or sizes(own[0].meta["val"].shape) == sizes(own[2].meta["val"].shape[1:])
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
