@@ -60,9 +60,7 @@ def peak(
     return _followed(program, holding(program, layout, workspace, dropped, sizes, within, until))
 
 
-def arena_until(
-    program: Program, layout: Layout, workspace: Workspace, dropped: Collection[str] = ()
-) -> int | None:
+def arena_until(program: Program, layout: Layout, workspace: Workspace, dropped: Collection[str] = ()) -> int | None:
     """The step before which to return the arena, where that makes for a lower peak: the last gradient is often the
     largest, and is due when nothing small is needed any more."""
     used = [*(span.last for span in layout.shared), *workspace.steps]
