@@ -34,8 +34,8 @@ from litz.runtime.artifact import Compiled
 from litz.runtime.bind import Backward
 from litz.runtime.within_calls import taken_within
 from litz.schedule.memory import Layout
-from litz.schedule.peak import peak
-from litz.schedule.place import NO_WORKSPACE
+from litz.schedule.peak import arena_until, peak
+from litz.schedule.place import NO_WORKSPACE, Workspace
 
 Step = tuple[Compiled, Backward]
 _LOG = logging.getLogger(__name__)  # with TORCH_LOGS="litz"
@@ -54,7 +54,7 @@ def unheard(ctx: Context) -> Context:
 
 class Foretold(NamedTuple):
     """Of a step that is not compiled: its peak, and its forward and backward in the order in which they would run, with
-    the memory that each takes, but for what only code generation knows."""
+    the memory that each takes."""
 
     peak: Peak
     memories: tuple[Memory, Memory]
@@ -117,20 +117,31 @@ def fit_in(
     return step
 
 
-def foretell(joint: Joint, policy: Policy, ctx: Context, schedule: Callable[..., Scheduled]) -> Foretold:
-    """A step up to its memory plan. The joint graph is written into: it is a copy; and nobody is told of it."""
+def foretell(
+    joint: Joint, policy: Policy, ctx: Context, schedule: Callable[..., Scheduled],
+    workspace_of: Callable[[Scheduled, Context], Workspace] | None = None,
+) -> Foretold:  # fmt: skip
+    """A step up to its memory plan. The joint graph is written into: it is a copy; and nobody is told of it.
+    `workspace_of`: what kernels take for themselves, which takes longer to find out than all the rest."""
+    within = taken_within(ctx.target)
+
+    def memory(made: Scheduled, dropped: Sequence[str] = ()) -> Memory:
+        if workspace_of is None:
+            return peak(made.program, made.layout, NO_WORKSPACE, dropped, within=within)
+        workspace = workspace_of(made, ctx)
+        until = arena_until(made.program, made.layout, workspace, dropped)
+        return peak(made.program, made.layout, workspace, dropped, within=within, until=until)
+
     try:
         parts = split(joint, policy)
-        _, forward, layout = schedule(rewrite_post_grad(parts.forward, ctx), ctx, True)
-        private = private_outputs(forward.outputs, forward.buffers, layout.owned)
+        forward = schedule(rewrite_post_grad(parts.forward, ctx), ctx, True)
+        private = private_outputs(forward.program.outputs, forward.program.buffers, forward.layout.owned)
         donated = [parts.first_saved + i for i in range(parts.saved) if joint.forward_outputs + i in private]
         graph = without_tangents(parts.backward, parts.taken, ())
-        _, backward, behind = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated, parts.in_memory)
-        kept = backward.named(parts.in_memory)
-        within = taken_within(ctx.target)
-        forward_memory = peak(forward, layout, NO_WORKSPACE, within=within)
-        memories = (forward_memory, peak(backward, behind, NO_WORKSPACE, kept, within=within))
-        return Foretold(_step(bytes_of_arguments(joint), memories), memories, (forward, backward))
+        backward = schedule(rewrite_post_grad(graph, ctx), ctx, True, donated, parts.in_memory)
+        memories = memory(forward), memory(backward, backward.program.named(parts.in_memory))
+        programs = forward.program, backward.program
+        return Foretold(_step(bytes_of_arguments(joint), memories), memories, programs)
     finally:
         forget()
 

@@ -62,7 +62,7 @@ from litz.schedule.join_small import join_small
 from litz.schedule.memory import WORTH_A_PAUSE, WORTH_IT_UNDER_A_BOUND, plan_for_training, plan_memory
 from litz.schedule.order import order
 from litz.schedule.peak import arena_until, peak
-from litz.schedule.place import place
+from litz.schedule.place import Workspace, place
 from litz.schedule.simplify import mark_outputs, merge_axes
 from litz.schedule.split_reductions import split_reductions
 from litz.stages import keeping, loader, run
@@ -252,6 +252,11 @@ def scheduled(
     else:
         layout = run("plan_memory", ctx, plan_memory, program, None, frozenset(), ctx.target.sums_first)
     return Scheduled(lowered, program, layout)
+
+
+def workspace_of(made: Scheduled, ctx: Context) -> Workspace:
+    """What its kernels take for themselves, without building them."""
+    return render(made.program, made.layout, ctx, origins=made.lowered.origins).workspace
 
 
 def _large(ctx: Context) -> int:

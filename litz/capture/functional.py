@@ -6,7 +6,9 @@ gaps between its elements, and their order. What can see memory is put right her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -212,13 +214,23 @@ def _repeats(func: Any, view: Any) -> bool:
         return _lies_in_one_place(view)
     if func is not aten.as_strided.default or 0 in map(likely, view.shape):
         return False
+    steps = [pair for pair in zip(map(likely, view.stride()), map(likely, view.shape), strict=True) if pair[1] > 1]
     reach = 0  # of the dimensions with smaller steps
-    for step, size in sorted(zip(map(likely, view.stride()), map(likely, view.shape), strict=True)):
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += (size - 1) * step
+    for step, size in sorted(steps):
+        if step <= reach:
+            return prod(size for _, size in steps) > _COUNTED or not _all_apart(steps)
+        reach += (size - 1) * step
     return False
+
+
+_COUNTED = 1 << 16  # elements that are looked at one by one
+
+
+def _all_apart(steps: Sequence[tuple[int, int]]) -> bool:
+    places = {0}
+    for step, size in steps:
+        places = {place + i * step for place in places for i in range(size)}
+    return len(places) == prod(size for _, size in steps)
 
 
 def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:

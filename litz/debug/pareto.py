@@ -31,8 +31,8 @@ from litz.graph.partition.split import at_level, plan
 from litz.graph.signature import Joint
 from litz.options import Options
 from litz.peak_budget import bytes_of_arguments, foretell, unheard
-from litz.pipeline import policy_of, scheduled
-from litz.report import last_report, reports, step_peak
+from litz.pipeline import policy_of, scheduled, workspace_of
+from litz.report import last_report
 from litz.schedule.duration import duration
 from litz.target import Machine, detect, detect_gpu
 
@@ -178,8 +178,6 @@ class _Sweep:
         joints: list[Joint] = []
         self._add(_WHOLE, self._by_litz(None, lambda joint: joints.append(_copy(joint))))
         joint = _only(joints)
-        report = next(r for r in reversed(reports()) if any(b.part == "backward" for b in r.built))
-        self.built = [built.memory for built in report.built]
         arguments = bytes_of_arguments(joint)
         if "eager" in beside:
             self._add(("eager", None), self.subject.step())
@@ -273,23 +271,17 @@ class _Sweep:
         kept."""
         ctx = unheard(Context(self.parsed, machine))
         bounded = unheard(Context(replace(self.parsed, memory_budget=machine.memory_bytes), machine))
-        policy, limits, arguments = policy_of(ctx), ceilings(machine), bytes_of_arguments(joint)
+        policy, limits = policy_of(ctx), ceilings(machine)
         levels = plan(joint, policy)
         last = levels.count - 1
-        own, whole = [0, 0], 1.0
+        whole = 1.0
         points: list[Point] = []
         for level in sorted({round(last * i / max(count - 1, 1)) for i in range(count)}):
-            found = foretell(_copy(joint), at_level(levels, level, policy), bounded if level else ctx, scheduled)
+            policy_there, there = at_level(levels, level, policy), bounded if level else ctx
+            found = foretell(_copy(joint), policy_there, there, scheduled, workspace_of)
             least = sum(duration(program, limits) for program in found.programs)
-            if level == 0:
-                # What kernels take for themselves is known of the step that was compiled, and about the same for all.
-                own = [made.arena - planned.arena for made, planned in zip(self.built, found.memories, strict=True)]
-                whole = least
-            forward, behind = (
-                m._replace(arena=m.arena + more, peak=m.peak + more, busy=m.busy + more)
-                for m, more in zip(found.memories, own, strict=True)
-            )
-            peak = arguments + step_peak(forward, [behind])
+            whole = whole if level else least
+            peak = found.peak.bytes
             if not points or peak < points[-1].predicted_bytes:  # type: ignore[operator]
                 points.append(Point("litz", peak if level else None, peak, least / whole))
         return points
