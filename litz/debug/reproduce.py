@@ -58,6 +58,7 @@ class Symptom:
     spent: tuple[str, ...] = ()  # the optimisations that were applied
     # That it took; of what has no end, until the stage in which it stays; of what is slow, more than eager.
     seconds: float = 0.0
+    call: float = 0.0  # seconds of a call, where that is timed
 
     def is_like(self, other: Symptom) -> bool:
         return (self.kind, self.what, self.stage) == (other.kind, other.what, other.stage)
@@ -264,7 +265,7 @@ def _compiled(
 
 def slow_for_certain(allowed: float, spent: tuple[str, ...] = ()) -> Symptom:
     told = f"a call worked for more than {allowed:.1f} seconds"
-    return Symptom("slow", "slow", told=told, spent=spent, seconds=allowed)
+    return Symptom("slow", "slow", told=told, spent=spent, seconds=allowed, call=allowed)
 
 
 def _both(first: Callable[[Any], Any] | None, second: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -331,10 +332,11 @@ def _timed(module: torch.nn.Module, function: Callable[..., Any], inputs: _Input
         is_plain = run > 1 and best[1] > PLAIN * slower_than * best[0]
         if is_plain or passed > (ENOUGH if run > RUNS else LONG):
             break
-    ratio = best[1] / best[0]
+    ratio, lost = best[1] / best[0], best[1] - best[0]
     told = f"{ratio:.2f} times eager's time ({best[1] * 1e3:.3f} ms and {best[0] * 1e3:.3f} ms)"
-    slow = ratio > slower_than and best[1] - best[0] > LEAST_LOSS
-    return Symptom("slow", "slow", told=told, seconds=best[1] - best[0]) if slow else Symptom("none", told=told)
+    if ratio > slower_than and lost > LEAST_LOSS:
+        return Symptom("slow", "slow", told=told, seconds=lost, call=best[1])
+    return Symptom("none", told=told, call=best[1])
 
 
 def _seconds(function: Callable[..., Any], inputs: _Inputs) -> float:
