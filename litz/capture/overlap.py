@@ -42,7 +42,7 @@ def entangled(a: torch.Tensor, b: torch.Tensor, training: bool) -> bool:
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether they lie in the same memory, of whatever storage, from first to last element."""
-    (first, end), (other_first, other_end) = ((t.data_ptr(), t.data_ptr() + _length(t)) for t in (a, b))
+    (first, end), (other_first, other_end) = ((t.data_ptr(), t.data_ptr() + length(t)) for t in (a, b))
     return first < other_end and other_first < end
 
 
@@ -138,10 +138,10 @@ def _extent(tensor: torch.Tensor) -> int:
 
 def _bytes(tensor: torch.Tensor) -> tuple[Any, Any]:
     first = tensor.storage_offset() * tensor.element_size()
-    return first, first + _length(tensor)
+    return first, first + length(tensor)
 
 
-def _length(tensor: torch.Tensor) -> Any:
+def length(tensor: torch.Tensor) -> Any:
     """Bytes from the first element to the last, both included."""
     return _extent(tensor) * tensor.element_size()
 

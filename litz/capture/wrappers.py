@@ -7,7 +7,8 @@ results, last to first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from litz.capture.forward_mode import runs_as_written
-from litz.capture.overlap import entangled, in_place_of_members, overlap
+from litz.capture.overlap import entangled, in_place_of_members, length, overlap
 from litz.capture.rebuild import rebuilt
 from litz.capture.subclasses import form_of, put_together, taken_apart
 from litz.errors import RunFailed
@@ -29,18 +30,25 @@ class Eager(Exception):
     """Raised by a wrapper's `before`: these arguments break an assumption of the trace, run the original."""
 
 
-@dataclass(frozen=True)
 class PlainTensors:
     """Removes: tensor subclasses, argument or result; the trace has the plain tensors they are made of.
 
     Restores: the subclasses. Arguments made otherwise than those of the trace go to the user's own function.
     """
 
-    forms: Subclasses
+    def __init__(self, forms: Subclasses):
+        self.forms = forms
+        # Those of the last call: of the same parameters Dynamo has made sure that they are made as they were.
+        self._seen: list[Callable[[], Any]] = [lambda: None] * len(forms.arguments)
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
-        if tuple(form_of(arg) for arg in args) != self.forms.arguments:
-            raise Eager
+        for place, (arg, form) in enumerate(zip(args, self.forms.arguments, strict=True)):
+            if arg is not None and self._seen[place]() is arg:
+                continue
+            if form_of(arg) != form:
+                raise Eager
+            if form is not None and not hasattr(arg, "__metadata_guard__"):  # which may let others pass
+                self._seen[place] = weakref.ref(arg)
         return taken_apart(args, self.forms.arguments)
 
     def after(self, args: Sequence[Any], results: list[Any]) -> list[Any]:
@@ -111,7 +119,7 @@ class SeparateInputs:
         self._made_in_inference: bool | None = None  # as in the first call, since Dynamo guards it
         # Where shapes are fixed, arguments that lie where earlier ones lay are as separate as those were.
         self.remembers = not self.training and not signature.sizes
-        self._tensors: tuple[int, ...] | None = None  # which arguments are some
+        self._bytes: dict[int, int] | None = None  # which arguments are tensors, and how many lie between their ends
         self._seen: list[int] = []  # addresses of such arguments
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -120,15 +128,28 @@ class SeparateInputs:
         if self._made_in_inference and not torch.is_inference_mode_enabled():
             raise Eager
         if self.remembers:
-            if self._tensors is None:
-                self._tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-            addresses = [args[i].data_ptr() for i in self._tensors]
+            if self._bytes is None:
+                self._bytes = {i: length(arg) for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+            addresses = [args[i].data_ptr() for i in self._bytes]
             if addresses != self._seen:
-                self._check(args)
+                self._check_moved(addresses, self._bytes)
                 self._seen = addresses
         else:
             self._check(args)
         return args
+
+    def _check_moved(self, addresses: Sequence[int], lengths: Mapping[int, int]) -> None:
+        """Of arguments that lie elsewhere than in the last call, whether they overlap others."""
+        before = self._seen or [-1] * len(addresses)
+        spans = {i: (first, first + n) for (i, n), first in zip(lengths.items(), addresses, strict=True) if n}
+        written = {i: spans[i] for i in self.mutated if i in spans}
+        for i, first, earlier in zip(lengths, addresses, before, strict=True):
+            if first == earlier or i not in spans:
+                continue
+            _, end = spans[i]
+            for j, (other, other_end) in (spans if i in written else written).items():
+                if j != i and first < other_end and other < end:
+                    raise Eager
 
     def _check(self, args: Sequence[Any]) -> None:
         owners: dict[int, list[int]] = {}
