@@ -19,7 +19,7 @@ from litz.graph.eager_strides import FLASH_CPU
 from litz.graph.match import Miss
 from litz.graph.pattern import ANY, Arg, call
 from litz.graph.rewrite import Match, Rules, is_symbolic, rule
-from litz.graph.rules.attention_mask import Masking, choose_mask, contiguous_rows, known_mask, zero_where
+from litz.graph.rules.attention_mask import Masking, choose_mask, contiguous_rows, known_mask, may_be_causal, zero_where
 from litz.graph.rules.attention_read import Attention, Mask, NoAttention, operand, read, shape
 from litz.graph.sizes import as_given, may_be_under, size_of
 
@@ -121,7 +121,8 @@ def arguments_of(match: Match, found: Attention) -> Arguments | None:
     if why is not None:
         match.miss(why, found.softmax)
         return None
-    masking = choose_mask(match, found.masks, lead, shape(q)[-2], shape(k)[-2], q, safe=found.is_safe, learns=False)
+    sizes = lead, shape(q)[-2], shape(k)[-2]
+    masking = choose_mask(match, found.masks, *sizes, q, scale, safe=found.is_safe, learns=False)
     return None if masking is None else Arguments(q, k, v, masking, scale)
 
 
@@ -228,7 +229,7 @@ def attention_mask(match: Match) -> Any:
     """A mask given to the fused operator, if it hides nothing or exactly the future."""
     q, k, v = match["q"], match["k"], match["v"]
     kind = known_mask(match, Mask(match["mask"], 1.0, shape(q)[:2]), shape(q)[-2], shape(k)[-2], q)
-    if kind == "some":
+    if kind == "some" or (kind == "causal" and not may_be_causal(match["scale"])):
         return None
     return match.call(FLASH_CPU, q, k, v, match["dropout"], kind == "causal", scale=match["scale"])
 
@@ -249,7 +250,7 @@ def attention_mask_backward(match: Match) -> Any:
     """The same mask in the backward: the proof does not depend on which side asks."""
     q, k = match["q"], match["k"]
     kind = known_mask(match, Mask(match["mask"], 1.0, shape(q)[:2]), shape(q)[-2], shape(k)[-2], q)
-    if kind == "some":
+    if kind == "some" or (kind == "causal" and not may_be_causal(match["scale"])):
         return None
     given = [match[name] for name in ("grad", "q", "k", "v", "out", "logsumexp", "dropout")]
     return match.call(_FLASH_CPU_BACKWARD, *given, kind == "causal", scale=match["scale"])

@@ -56,18 +56,19 @@ def choose_mask(
     queries: int,
     keys: int,
     like: fx.Node,
+    scale: float,
     *,
     safe: bool,
     learns: bool,
 ) -> Masking | None:
-    """What the masks come to, for queries of the type of `like`; None if declined.
+    """What the masks come to, for queries of the type of `like`, and scores of that scale; None if declined.
 
     `safe`: the softmax gives zeros where no key is left. `learns`: there will be a backward.
     """
     causal, terms = False, []
     for mask in masks:
         kind = known_mask(match, mask, queries, keys, like)
-        if kind == "causal" and not causal:
+        if kind == "causal" and not causal and may_be_causal(scale):
             causal = True
         elif kind != "nothing":
             terms.append(mask)
@@ -292,6 +293,12 @@ def proved(compact: torch.Tensor, mask: Mask, queries: int, keys: int, dtype: to
     if bool(visible.all()):
         return "nothing"
     return "causal" if hidden and is_causal(visible, queries, keys) else "some"
+
+
+def may_be_causal(scale: Any) -> bool:
+    """Whether a mask may be named to the fused operator for scores of that scale: it hides first, and multiplies then,
+    by which what is hidden must stay so."""
+    return scale is None or (isinstance(scale, (int, float)) and scale > 0)
 
 
 def hides(fill: float, dtype: torch.dtype) -> bool:

@@ -21,7 +21,7 @@ from litz.graph.elements import ALWAYS, Choice, Element, Elements, Truth, negate
 from litz.graph.mutation import mutates
 from litz.graph.pattern import ANY, call
 from litz.graph.rewrite import Match, Rules, rule
-from litz.graph.rules.attention_mask import hides, proved
+from litz.graph.rules.attention_mask import hides, may_be_causal, proved
 from litz.graph.rules.attention_read import Mask, shape
 from litz.graph.rules.gpu import on_gpu
 from litz.graph.trace_example import trace_example
@@ -37,7 +37,7 @@ def attention_with_known_mask(match: Match) -> Any:
     if not isinstance(mask, fx.Node) or given.get("is_causal") or mask.meta["val"].requires_grad:
         return None
     kind = _kind(match, mask, query, key)
-    if kind == "some":
+    if kind == "some" or (kind == "causal" and not may_be_causal(given.get("scale"))):
         step = mask.meta["val"].stride(-1)
         if isinstance(step, int) and step == 1:
             return None

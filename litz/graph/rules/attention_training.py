@@ -110,12 +110,13 @@ def _fused(match: Match, found: Attention) -> tuple[Callable[..., Any], list[fx.
     if isinstance(queries, int) and isinstance(keys, int) and queries * keys < _LEAST_SCORES:
         match.miss(f"{queries} by {keys} scores are too few to gain from not keeping them", found.softmax)
         return None
-    masking = choose_mask(match, found.masks, lead, queries, keys, found.q, safe=found.is_safe, learns=True)
+    sizes, scale = (lead, queries, keys), found.scale
+    masking = choose_mask(match, found.masks, *sizes, found.q, scale, safe=found.is_safe, learns=True)
     if masking is None:
         return None
     parts = masking.parts()
     causal, names, safe = masking.causal, tuple(parts), found.is_safe
-    scale, result = found.scale, shape(match.root)
+    result = shape(match.root)
     any_size = is_symbolic(found.q.meta["val"]) or is_symbolic(found.k.meta["val"])
     why = why_not_for_all_sizes(found.q.meta["val"], parts.get("bias")) if any_size else None
     if why is not None:
