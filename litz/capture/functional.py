@@ -31,6 +31,7 @@ class Functional(FunctionalTensorMode):
         super().__init__()
         self._windows: set[int] = set()  # memory with gaps that something may look into
         self._one_place: dict[int, torch.Tensor] = {}  # views with an element in two places, and views of those, by id
+        self._reshaped: dict[int, list[torch.Tensor]] = {}  # memory: what was reshaped in place there, and views since
         self.refused: CaptureError | None = None  # torch 2.11's transforms raise something else in its place
 
     def _sync_view_replay_annotations(self, args: Any, kwargs: Any) -> None:
@@ -69,6 +70,10 @@ class Functional(FunctionalTensorMode):
             else:
                 return self._wrapped(func(*values, **named))
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if _reshapes(func) and isinstance(args[0], FunctionalTensor) and not args[0]._is_view():
+            self._reshaped.setdefault(_memory(args[0]), []).append(args[0])
+        elif self._reshaped and _is_view(func) and isinstance(args[0], FunctionalTensor):
+            self._reshaped.get(_memory(args[0]), []).extend(tree_leaves(result))
         if _is_view(func) and (id(args[0]) in self._one_place or _repeats(func, result)):
             self._one_place |= {id(view): view for view in tree_leaves(result)}
         return self._still_nothing(result) if _keeps_nothing(func, args) else result
@@ -131,13 +136,17 @@ class Functional(FunctionalTensorMode):
     def _refuse_overlaps(self, func: Any, args: Any, kwargs: Any) -> None:
         """Eager raises where a part of what is read is written to, and as a rule where what is written to lies in one
         place several times. Of values, none is a part of another, and what is put into an expanded one is lost; what is
-        put into a part of it is not seen in its other parts, and in memory as a sum of differences, which rounds."""
+        put into a part of it is not seen in its other parts, and in memory as a sum of differences, which rounds. And
+        the gradient of what was reshaped in place does not know of writes through views from before."""
         given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         tensors = {name: value for name, value in given.items() if isinstance(value, FunctionalTensor)}
         for spec in func._schema.arguments:
             if spec.alias_info is None or not spec.alias_info.is_write or spec.name not in tensors:
                 continue
             written = tensors[spec.name]
+            since = self._reshaped.get(_memory(written), ())
+            if since and written.requires_grad and not any(written is one for one in since):
+                self._refuse("something is written to of which a view was reshaped in place")
             if _lies_in_one_place(written) or id(written) in self._one_place:
                 self._refuse("something is written to of which several elements are one")
             for name, value in tensors.items() if _minds_overlaps(func) else ():
@@ -281,6 +290,12 @@ def _writes(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
         return False
     return torch.Tag.inplace_view not in func.tags
+
+
+@lru_cache(maxsize=None)
+def _reshapes(func: Any) -> bool:
+    """In place."""
+    return isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view in func.tags
 
 
 @lru_cache(maxsize=None)

@@ -207,6 +207,7 @@ _RULES: dict[Any, Rule] = {
     **_table(
         _contiguous, "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "log_sigmoid_forward",
         "_log_softmax_backward_data", "native_layer_norm_backward", "glu_backward", "masked_fill", "isin",
+        "_log_softmax", "native_layer_norm", "tril", "triu", "diag_embed",
     ),
     aten.pow.Scalar: _contiguous,
     # Draws into tensors of their own.
@@ -214,14 +215,18 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor), _contiguous),
     **_table(
         _like(0), "binary_cross_entropy", "huber_loss", "log_sigmoid_backward", "deg2rad", "rad2deg", "nan_to_num",
-        "hardtanh", "_conj_physical", "frexp",
+        "hardtanh", "_conj_physical", "frexp", "index_put", "_unsafe_masked_index_put_accumulate",
     ),
     **_table(_like(1), "binary_cross_entropy_backward"),
     **_table(
         _normalised, "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
         "_native_batch_norm_legit_no_training",
     ),
-    **_table(_suggested(0), "channel_shuffle", "replication_pad3d", "reflection_pad3d"),
+    **_table(
+        _suggested(0), "channel_shuffle", "replication_pad3d", "reflection_pad3d", "upsample_bilinear2d",
+        "upsample_bicubic2d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_trilinear3d",
+        "upsample_nearest3d", "_upsample_nearest_exact3d",
+    ),
     **_table(_unpooled, "max_unpool2d"),
     **_table(_written_over, "as_strided_scatter"),
     **_table(_rolled, "roll"),

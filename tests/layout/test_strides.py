@@ -50,13 +50,31 @@ def transposed(t: torch.Tensor) -> torch.Tensor:
     return t.mT.contiguous().mT if t.dim() > 1 else t
 
 
-LAYOUTS = (lambda t: t, reversed_dimensions, channels_last, cut_out_of_reversed, transposed)
+def with_one(dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Of which tensors can be said to lie in several ways."""
+
+    def turn(t: torch.Tensor) -> torch.Tensor:
+        if t.dim() < 2 or not t.numel():
+            return t
+        one = t.narrow(dim, 0, 1)
+        return channels_last(one) if t.dim() in (4, 5) else reversed_dimensions(one)
+
+    return turn
+
+
+LAYOUTS = (lambda t: t, reversed_dimensions, channels_last, cut_out_of_reversed, transposed, with_one(0), with_one(1))
 
 # What the fakes themselves get wrong, and where nothing is lost by it.
 LIKE = {  # eager's copies the strides of sizes of one too; the fake makes its own
-    "aten::ones_like", "aten::zeros_like", "aten::binary_cross_entropy_backward",
+    "aten::ones_like", "aten::zeros_like", "aten::binary_cross_entropy_backward", "aten::empty_like", "aten::full_like",
+    "aten::rand_like", "aten::randn_like", "aten::randint_like", "aten::randint_like.low_dtype", "aten::bernoulli.p",
 }  # fmt: skip
-TAKEN_APART = {"aten::ldexp.Tensor": "tracing takes it apart into operators that are right"}
+TAKEN_APART = {
+    "aten::ldexp.Tensor": "tracing takes it apart into operators that are right",
+    "aten::rot90": "tracing takes it apart into operators that are right",
+}
+# Entries whose first tensor alone is made narrower by a turn, and that eager takes all the same.
+OF_TWO_CHANNELS = {"native_batch_norm", "_batch_norm_with_update"}
 
 
 class Compare(TorchDispatchMode):
@@ -131,12 +149,12 @@ def test_fakes_lie_as_eager_lays_out(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case, differentiates in drawn:
-            for turn in LAYOUTS:
+            for turn in LAYOUTS[:-1] if name in OF_TWO_CHANNELS else LAYOUTS:
                 try:
                     with compare:
                         run(case, turn, differentiates)
-                except (RuntimeError, TypeError, ValueError):  # takes no tensors that lie so, or has no gradient there
-                    continue
+                except (RuntimeError, TypeError, ValueError, IndexError, AssertionError):
+                    continue  # takes no tensors that lie so, or has no gradient there
     wrong = {operator: how for operator, how in compare.differ.items() if operator not in TAKEN_APART}
     assert not wrong, wrong
 
