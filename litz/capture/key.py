@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from types import FunctionType
@@ -28,6 +28,7 @@ from litz.capture.modes import modes_now
 from litz.capture.subclasses import is_subclass
 from litz.loop.exact import spelled
 from litz.loop.operator import TORCHS_OWN, is_zero_point
+from litz.ops.decompose import taken_from_torch
 from litz.ops.sizes import roughly
 from litz.options import Options
 from litz.source import source_digest
@@ -49,8 +50,7 @@ def key_entries(
     `zeros` among them that are zero points."""
     if not options.cacheable:
         raise Uncacheable("functions of the user's are among the options")
-    _refuse_kernels_of_others()
-    _refuse_functions_of_others()
+    refuse_changes_of_torch()
     spelling = _Spelling()
     nodes = spelling.graph(graph_module)
     entries = {"graph": nodes, "constants": "\n".join(spelling.constants), "outputs": str(strides)}
@@ -172,13 +172,17 @@ def _is_of_torch(function: Any) -> bool:
 
 def _is_written_there(function: Any) -> bool:
     code = getattr(function, "__code__", None)
-    return code is None or _is_ours(code.co_filename)
+    if code is None:
+        return True
+    if code.co_filename.startswith("<"):  # text that was never in a file, some of torch's too
+        return str(function.__globals__.get("__name__")).partition(".")[0] in _MODULES
+    return _is_ours(code.co_filename)
 
 
 @lru_cache(maxsize=1 << 12)
 def _is_ours(file: str) -> bool:
-    """Whether a file is torch's, Litz's or Python's own; text that was never in a file is believed."""
-    if file.startswith((*_FOLDERS, "<")):
+    """Whether a file is torch's, Litz's or Python's own."""
+    if file.startswith(_FOLDERS):
         return True
     return file.startswith(sysconfig.get_paths()["stdlib"]) and "-packages" not in file
 
@@ -216,19 +220,32 @@ def _dispatched() -> dict[int, str]:
     return {id(held): f"torch.nn.functional.{name}" for name, held in vars(torch.nn.functional).items()}
 
 
-def _refuse_kernels_of_others() -> None:
-    """An operator of torch's may have been given another meaning, which a trace of any other may come upon."""
-    for entry in torch.library._impls:
+def refuse_changes_of_torch() -> None:
+    """Where torch has been changed in this process, what is compiled here is not what others would compile."""
+    for entry in torch.library._impls:  # which a trace of any operator may come upon
         if entry.startswith("aten/") and entry.rpartition("/")[2] not in _ELSEWHERE:
             raise Uncacheable(f"{entry.split('/')[1]} was given a kernel by Python code of this process")
-
-
-def _refuse_functions_of_others() -> None:
-    """A function of torch's may have been replaced, and others of torch's call it by its name."""
-    for home in (torch.nn.functional, torch, torch.Tensor, torch.functional):
+    for home in (torch.nn.functional, torch, torch.Tensor, torch.functional):  # whose functions call each other by name
         for name, held in vars(home).items():
-            if isinstance(held, FunctionType) and not _is_ours(held.__code__.co_filename):
+            if not _is_unchanged(held):
                 raise Uncacheable(f"{home.__name__}.{name} was replaced by code of this process")
+    for operator, function in taken_from_torch():
+        if not _is_unchanged(function):
+            raise Uncacheable(f"the decomposition of {operator} was replaced by code of this process")
+
+
+def _is_unchanged(held: Any) -> bool:
+    """Whether what stands in a module of torch's may be torch's own: no function or object of somebody else's."""
+    if isinstance(held, FunctionType):
+        return _is_written_there(held)
+    if isinstance(held, partial):
+        return _is_unchanged(held.func)
+    if not callable(held) or isinstance(held, type):
+        return True
+    return type(held).__module__.partition(".")[0] in (*_MODULES, *_CALLABLES)
+
+
+_CALLABLES = ("functools", "typing", "types", "typing_extensions")  # things that are called, and that torch has some of
 
 
 # torch itself registers such ones.
@@ -329,4 +346,4 @@ def versions() -> dict[str, str]:
     }
 
 
-__all__ = ["Uncacheable", "digest", "key_entries", "versions"]
+__all__ = ["Uncacheable", "digest", "key_entries", "refuse_changes_of_torch", "versions"]

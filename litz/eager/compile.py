@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from litz.capture.key import digest, versions
+from litz.capture.key import Uncacheable, digest, refuse_changes_of_torch, versions
 from litz.codegen.llvm.boxed import Given, TensorForm, why_not_boxed, write_attempt
 from litz.codegen.llvm.build import build
 from litz.codegen.llvm.writer import Module
@@ -97,6 +97,10 @@ def key_of(options: Options, function: str = "") -> str:
     """`function`: what was given in the operator's place, if anything."""
     if not options.cacheable:
         raise OptionError("operators are kept for other processes, and functions of the caller's cannot be")
+    try:
+        refuse_changes_of_torch()
+    except Uncacheable as why:
+        raise OptionError(f"operators are kept for other processes, and {why}") from why
     entries = {**options.cache_key_entries(), **detect(options.threads).cache_key_entries(), **versions()}
     return digest({**entries, "function": function})
 

@@ -34,16 +34,20 @@ _LEFT_WHOLE: dict[str, Callable[..., bool]] = {
 @lru_cache(maxsize=1)
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Built on the first compile; torch has its own table loaded by then."""
+    return {op: _as_eager(op, function) for op, function in taken_from_torch() if op not in LOWERINGS}
+
+
+def taken_from_torch() -> list[tuple[torch._ops.OpOverload, Callable[..., Any]]]:
+    """Operators and their decompositions, as they stand in torch's table now."""
     from torch._decomp import decomposition_table
 
-    found = {}
-    for name in _NAMES:
-        packet = getattr(torch.ops.aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            operator = getattr(packet, overload)
-            if operator in decomposition_table and operator not in LOWERINGS and "out" not in overload:
-                found[operator] = _as_eager(operator, decomposition_table[operator])
-    return found
+    return [(operator, decomposition_table[operator]) for operator in _named() if operator in decomposition_table]
+
+
+@lru_cache(maxsize=1)
+def _named() -> tuple[torch._ops.OpOverload, ...]:
+    packets = [packet for name in _NAMES if (packet := getattr(torch.ops.aten, name, None)) is not None]
+    return tuple(getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
 
 
 def _as_eager(operator: torch._ops.OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:

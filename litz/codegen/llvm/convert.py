@@ -34,10 +34,10 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
         return m.cast("sitofp" if source.kind == "int" else "uitofp", x, m.t, t)
     if source.kind == "float":
         if target.bytes >= 4:
-            return m.cast("fptosi", x, m.t, t)
+            return _truncated(m, x, result)
         # Through a wide integer, which then wraps, as the C conversion does on this hardware: 64 bits for a byte.
-        wide = llvm_type("i64" if result == "u8" and m.dtype == "f64" else "i32", m.lanes)
-        return m.cast("trunc", m.cast("fptosi", x, m.t, wide), wide, t)
+        wide = "i64" if result == "u8" and m.dtype == "f64" else "i32"
+        return m.cast("trunc", _truncated(m, x, wide), llvm_type(wide, m.lanes), t)
     if source.kind == "bool":
         return m.cast("zext", x, m.t, t)
     if target.bytes < source.bytes:
@@ -45,6 +45,17 @@ def convert(m: Arithmetic, x: str, result: str) -> str:
     if target.bytes > source.bytes:
         return m.cast("sext" if source.kind == "int" else "zext", x, m.t, t)
     return x
+
+
+def _truncated(m: Arithmetic, x: str, result: str) -> str:
+    """The whole number towards zero. What no integer holds is the least one, by x86's instruction. To LLVM it is any:
+    where it can tell that a value is NaN or infinite, it says what it likes, so that is chosen here."""
+    made = m.cast("fptosi", x, m.t, llvm_type(result, m.lanes))
+    if not m.w.module.dialect.fences:
+        return made
+    bits = DTYPES[result].bits
+    held = m.cmp("olt", m.fabs(x), m.c(float("inf") if m.dtype == "f16" else 2.0 ** (bits - 1)))
+    return m.select(held, made, m.c(-(2 ** (bits - 1)), result), llvm_type(result, m.lanes))
 
 
 def _from_bfloat16(m: Arithmetic, x: str) -> str:
