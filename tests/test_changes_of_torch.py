@@ -26,11 +26,20 @@ class Norm:
         return x.sum()
 
 
+def own(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    return x.sum()
+
+
 OTHERS = {
     "a function of a file": lambda x, *args: x.sum(),
     "a function of a prompt": at_a_prompt(),
     "an object": Norm(),
-    "a part of a function": functools.partial(lambda factor, x: x.sum() * factor, 2),
+    "a part of a function": functools.partial(own),
+    "a method": Norm().__call__,
+    "one whose results are kept": functools.lru_cache(own),
+    "one under a decorator of torch's": torch.no_grad()(own),
+    "one that says it is torch's": functools.wraps(torch.norm)(lambda x, *args: x.sum()),
+    "one that is not to be compiled": torch.compiler.disable(own),
 }
 
 
@@ -47,7 +56,7 @@ def test_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decompositions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(decomposition_table, torch.ops.aten.trace.default, lambda x: x.sum())
-    with pytest.raises(Uncacheable, match="the decomposition of aten.trace"):
+    with pytest.raises(Uncacheable, match=r"the decomposition of aten\.trace"):
         refuse_changes_of_torch()
-    with pytest.raises(OptionError, match="the decomposition of aten.trace"):
+    with pytest.raises(OptionError, match=r"the decomposition of aten\.trace"):
         litz.eager.enable("aten::gelu")

@@ -70,6 +70,8 @@ class Functional(FunctionalTensorMode):
             else:
                 return self._wrapped(func(*values, **named))
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if _writes(func) and not _reshapes(func):
+            self._lay_out_as_before(func, args, kwargs or {})
         if _reshapes(func) and isinstance(args[0], FunctionalTensor) and not args[0]._is_view():
             self._reshaped.setdefault(_memory(args[0]), []).append(args[0])
         elif self._reshaped and _is_view(func) and isinstance(args[0], FunctionalTensor):
@@ -116,6 +118,22 @@ class Functional(FunctionalTensorMode):
         with self:
             lying = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             return lying.copy_(tensor)
+
+    def _lay_out_as_before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """What was written to, and what it is a view of, where the new value lies otherwise than the tensor: what comes
+        after asks the value whether a view can be had, and in which order numbers are drawn."""
+        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        for spec in func._schema.arguments:
+            written = given.get(spec.name)
+            if spec.alias_info is None or not spec.alias_info.is_write or not isinstance(written, FunctionalTensor):
+                continue
+            for tensor in (written, written._base) if written._is_view() else (written,):
+                if isinstance(tensor, FunctionalTensor) and _has_no_gaps(tensor):
+                    lying = self._as_it_lies(tensor)
+                    if lying is not tensor:
+                        torch._functionalize_replace(tensor.elem, unwrap(lying))
+                        torch._functionalize_commit_update(tensor.elem)
+                        torch._functionalize_sync(tensor.elem)
 
     def _open_window(self, tensor: Any) -> None:
         """`as_strided` may look between the elements of a tensor, at memory that no write to the tensor is about."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -235,12 +235,15 @@ def refuse_changes_of_torch() -> None:
 
 
 def _is_unchanged(held: Any) -> bool:
-    """Whether what stands in a module of torch's may be torch's own: no function or object of somebody else's."""
-    if isinstance(held, FunctionType):
-        return _is_written_there(held)
-    if isinstance(held, partial):
-        return _is_unchanged(held.func)
-    if not callable(held) or isinstance(held, type):
+    """Whether what stands in a module of torch's may be torch's own: no function or object of somebody else's, and none
+    that torch's or Python's decorators have been put around."""
+    if isinstance(held, FunctionType) and not _is_written_there(held):
+        return False
+    inside = vars(held).get("__wrapped__") if hasattr(held, "__dict__") and not isinstance(held, type) else None
+    inside = held.func if isinstance(held, partial) else held.__func__ if isinstance(held, MethodType) else inside
+    if inside is not None:
+        return _is_unchanged(inside)
+    if isinstance(held, type) or not callable(held):
         return True
     return type(held).__module__.partition(".")[0] in (*_MODULES, *_CALLABLES)
 

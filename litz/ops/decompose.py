@@ -31,10 +31,16 @@ _LEFT_WHOLE: dict[str, Callable[..., bool]] = {
 }
 
 
-@lru_cache(maxsize=1)
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """Built on the first compile; torch has its own table loaded by then."""
-    return {op: _as_eager(op, function) for op, function in taken_from_torch() if op not in LOWERINGS}
+    """Built anew where torch's table has changed."""
+    return _in_use(tuple(taken_from_torch()))
+
+
+@lru_cache(maxsize=2)
+def _in_use(
+    taken: tuple[tuple[torch._ops.OpOverload, Callable[..., Any]], ...],
+) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    return {op: _as_eager(op, function) for op, function in taken if op not in LOWERINGS}
 
 
 def taken_from_torch() -> list[tuple[torch._ops.OpOverload, Callable[..., Any]]]:

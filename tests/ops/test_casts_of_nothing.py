@@ -1,4 +1,4 @@
-"""Whole numbers of what no whole number is: eager's, also where the compiler can tell that a value is NaN or infinite."""
+"""Whole numbers of what no whole number is: eager's, also where LLVM can tell that a value is NaN or infinite."""
 
 from __future__ import annotations
 
