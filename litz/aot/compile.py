@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from litz.aot.package import Package, PlainSpec, Range, TensorSpec
-from litz.aot.shared_library import link, why_not_shared
+from litz.aot.shared_library import complete_or_not_at_all, link, why_not_shared
 from litz.capture.key import shape_environment
 from litz.capture.lift_state import lift_state
 from litz.capture.outputs import known
@@ -70,7 +70,8 @@ def aot_compile(
         path = Path(f"{name}.litz" if why else f"{name}.so")
     file = Path(path)
     if file.suffix != ".so":
-        file.write_bytes(data)
+        with complete_or_not_at_all(file) as part:
+            part.write_bytes(data)
     elif why is not None:
         hint = "give it the suffix .litz, for Python alone"
         raise CompileError(f"{file} cannot be a shared library: {why}", hint=hint)
@@ -116,7 +117,7 @@ def package_of(
         raise CompileError("a question that was asked of the sizes has no spelling; fix the dimension it is about")
     return Package(
         _by_value(levels, whole),
-        tuple(_spec(node.name, fake, value) for node, fake, value in zip(own, fakes, flat, strict=True)),
+        tuple(map(_spec, _names(model, program, [node.name for node in own]), fakes, flat)),
         (*range(len(own)), *(None for _ in kept)),
         tuple(copies[id(t)] for t in kept.values()),
         tuple(kept),
@@ -246,6 +247,25 @@ def _examples(program: torch.export.ExportedProgram) -> list[Any]:
     return pytree.tree_leaves(program.example_inputs)
 
 
+def _names(model: Any, program: torch.export.ExportedProgram, names: list[str]) -> list[str]:
+    """Of the arguments: of a single value, its parameter's, which a graph calls otherwise where Python knows
+    the name already."""
+    positional, named = program.call_spec.in_spec.children()
+    parameters: list[str] = []
+    if not isinstance(model, torch.export.ExportedProgram):
+        function = model.forward if isinstance(model, torch.nn.Module) else _as_module(model).forward
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, _NAMED)
+        parameters = [name for name, p in inspect.signature(function).parameters.items() if p.kind in kinds]
+    called: list[str | None] = [*parameters[: len(positional.children())]]
+    called += [None] * (len(positional.children()) - len(called))
+    at = 0
+    for name, form in zip([*called, *named.context], [*positional.children(), *named.children()], strict=True):
+        if name is not None and form.is_leaf():
+            names[at] = name
+        at += form.num_leaves
+    return names
+
+
 def _spec(name: str, fake: Any, value: Any) -> TensorSpec | PlainSpec:
     if isinstance(fake, torch.Tensor):
         sizes, strides = tuple(map(known, fake.shape)), tuple(map(known, fake.stride()))
@@ -255,10 +275,13 @@ def _spec(name: str, fake: Any, value: Any) -> TensorSpec | PlainSpec:
 
 def _spelled(spec: pytree.TreeSpec) -> str:
     try:
-        return pytree.treespec_dumps(spec)
-    except NotImplementedError as error:
+        found = pytree.treespec_dumps(spec)
+        if pytree.treespec_loads(found) != spec:
+            raise TypeError("a dictionary has keys that are no strings, which come back as others")
+        return found
+    except (NotImplementedError, TypeError) as error:
         raise CompileError(
-            f"an argument is in a container that has no name in a file: {error}",
+            f"an argument or result is in a container that has no name in a file: {error}",
             hint="give tuples, lists and dictionaries, or register the type with a `serialized_type_name`",
         ) from error
 
@@ -269,7 +292,7 @@ def _form(spec: pytree.TreeSpec) -> str | None:
     found = [spec]
     for part in found:
         found.extend(part.children())
-    return pytree.treespec_dumps(spec) if all(part.type in plain for part in found) else None
+    return _spelled(spec) if all(part.type in plain for part in found) else None
 
 
 def _ranges(program: torch.export.ExportedProgram) -> list[Range]:

@@ -134,8 +134,10 @@ def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
 def _check_tensor(spec: TensorSpec, given: Any, measured: Mapping[str, int]) -> None:
     if not isinstance(given, torch.Tensor):
         raise CallError(f"{spec.name} is a {type(given).__name__}, and a tensor is expected")
-    if type(given) not in _WITH_MEMORY or given.layout is not torch.strided:
+    if type(given) not in _WITH_MEMORY or given.layout is not torch.strided or _is_traced(given):
         what = f"{type(given).__name__} of layout {given.layout}"
+        if _is_traced(given):
+            what = "tensor of a transform of torch.func's"
         raise CallError(f"{spec.name} is a {what}, and a plain dense tensor is expected")
     if given.dim() != len(spec.sizes):
         raise CallError(f"{spec.name}: it has {given.dim()} dimensions, and {len(spec.sizes)} are expected")
@@ -155,6 +157,11 @@ def _check_tensor(spec: TensorSpec, given: Any, measured: Mapping[str, int]) -> 
             wrong = [f"its strides are {given.stride()}, and {strides} are expected"]
     if wrong:
         raise CallError(f"{spec.name}: {wrong[0]}")
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Whether it stands for others, and has no memory of its own."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

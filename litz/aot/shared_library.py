@@ -7,12 +7,14 @@ and the package itself, as a section: `litz.load` reads it, and the C functions 
 from __future__ import annotations
 
 import ctypes.util
+import os
 import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from litz.codegen.llvm.open_gpu import IMAGES, GpuMemory, Held, images_of, write
 from litz.codegen.llvm.question import why_not_asked
 from litz.codegen.llvm.writer import Module
 from litz.compat import openmp_library
-from litz.errors import CompileError
+from litz.errors import CacheError, CompileError
 from litz.loop.dtype import from_torch
 from litz.loop.expr import expr
 from litz.loop.formula import Formula
@@ -95,14 +97,28 @@ def link(package: Package, file: Path, name: str) -> None:
         memory.write_set_stream(front)
         words, seen = ON_GPU, [*seen, "set_stream"]
     (made_of_front,) = build([front.text()], least)
-    with tempfile.TemporaryDirectory() as folder:
-        _Linker(Path(folder), name, seen).link(parts, made_of_front, sections, file)
+    with complete_or_not_at_all(file) as part, tempfile.TemporaryDirectory() as folder:
+        _Linker(Path(folder), name, seen).link(parts, made_of_front, sections, part)
+        whole = part.read_bytes()
+        with part.open("ab") as end:
+            end.write(_TRAILER.pack(whole.index(data), len(data), _digest(whole), MAGIC))
     needs = _needs([made_of_front, *(made for part in parts.values() for made in part)])
     text = header(name, package.compiled.forward.plan, arguments, levels, f"Needs {needs}.", words)
-    file.with_suffix(".h").write_text(text)
-    whole = file.read_bytes()
-    with file.open("ab") as end:
-        end.write(_TRAILER.pack(whole.index(data), len(data), _digest(whole), MAGIC))
+    with complete_or_not_at_all(file.with_suffix(".h")) as part:
+        part.write_text(text)
+
+
+@contextmanager
+def complete_or_not_at_all(file: Path) -> Iterator[Path]:
+    """Where to write it meanwhile: a file that was there before is there still where that fails."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, file)
+    except OSError as error:
+        raise CacheError(f"{file} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _in_words(answer: Formula, package: Package) -> str:

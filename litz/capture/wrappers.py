@@ -116,16 +116,13 @@ class SeparateInputs:
 
     def __init__(self, signature: Signature):
         self.mutated, self.training = frozenset(signature.mutated), bool(signature.differentiable)
-        self._made_in_inference: bool | None = None  # as in the first call, since Dynamo guards it
         # Where shapes are fixed, arguments that lie where earlier ones lay are as separate as those were.
         self.remembers = not self.training and not signature.sizes
         self._bytes: dict[int, int] | None = None  # which arguments are tensors, and how many lie between their ends
         self._seen: list[int] = []  # addresses of such arguments
 
     def before(self, args: Sequence[Any]) -> Sequence[Any]:
-        if self._made_in_inference is None:
-            self._made_in_inference = any(args[i].is_inference() for i in self.mutated)
-        if self._made_in_inference and not torch.is_inference_mode_enabled():
+        if not torch.is_inference_mode_enabled() and any(args[i].is_inference() for i in self.mutated):
             raise Eager
         if self.remembers:
             if self._bytes is None:

@@ -145,7 +145,7 @@ def test_sizes_that_vary_are_checked_and_told(tmp_path: Path) -> None:
     assert "its size is not 8" in run_from_c(file, [torch.randn(4, 9)]).stdout
     assert "not of type f32" in run_from_c(file, [torch.zeros(4, 8, dtype=torch.int64)]).stdout
     refused = run_from_c(file, [torch.randn(4, 8)], without_data=True)
-    assert refused.returncode == 1 and "the data of input_1 are missing" in refused.stdout, refused.stdout
+    assert refused.returncode == 1 and "the data of input are missing" in refused.stdout, refused.stdout
 
 
 def test_what_holds_between_sizes_is_asked(tmp_path: Path) -> None:
