@@ -197,6 +197,8 @@ class Recorder(TorchDispatchMode):
             result, laid_out_anew = self.fake(func, args, kwargs)
         if not _has_tensor(result) and not func._schema.is_mutable and func not in CHECKS:
             return result
+        if func.overloadpacket in _CHECK_NUMBERS and _overflows(func, args, kwargs, result):
+            raise CaptureError(f"{func} refuses a number that its type does not hold")
         if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
             raise CaptureError(f"{func} gives a tensor of layout {result.layout}: only dense ones are compiled")
         node = self._node(func, operands, options)
@@ -383,6 +385,22 @@ def _has_size(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_has_size(v) for v in value)
     return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+# Their kernels refuse numbers beyond the largest of the type; others make them infinite.
+_CHECK_NUMBERS = {
+    aten.full, aten.full_like, aten.new_full, aten.scalar_tensor, aten.fill, aten.masked_fill, aten.index_fill, aten.clamp,
+    aten.clamp_min, aten.clamp_max, aten.constant_pad_nd, aten.threshold,
+}  # fmt: skip
+
+
+def _overflows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return False
+    most = torch.finfo(result.dtype).max
+    given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    numbers = (given.get(spec.name) for spec in func._schema.arguments if "number" in str(spec.type).lower())
+    return any(isinstance(value, (int, float)) and most < abs(value) < float("inf") for value in numbers)
 
 
 # As ATen makes tensors of them.
