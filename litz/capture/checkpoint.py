@@ -24,6 +24,11 @@ def has_policy(region: fx.GraphModule) -> bool:
     return _CONTEXTS in region.meta
 
 
+def contexts_of(region: fx.GraphModule) -> Callable[[], Any] | None:
+    """The user's own function, if there is one."""
+    return region.meta.get(_CONTEXTS)
+
+
 def policy_of(region: fx.GraphModule) -> Policy | None:
     """Of `create_selective_checkpoint_contexts`; other contexts are the user's own code, which runs in eager alone."""
     if not has_policy(region):
@@ -47,4 +52,4 @@ def policy_of(region: fx.GraphModule) -> Policy | None:
     return policy
 
 
-__all__ = ["Policy", "has_policy", "policy_of"]
+__all__ = ["Policy", "contexts_of", "has_policy", "policy_of"]

@@ -389,8 +389,8 @@ def _has_size(value: Any) -> bool:
 
 # Their kernels refuse numbers beyond the largest of the type; others make them infinite.
 _CHECK_NUMBERS = {
-    aten.full, aten.full_like, aten.new_full, aten.scalar_tensor, aten.fill, aten.masked_fill, aten.index_fill, aten.clamp,
-    aten.clamp_min, aten.clamp_max, aten.constant_pad_nd, aten.threshold,
+    aten.full, aten.full_like, aten.new_full, aten.scalar_tensor, aten.fill, aten.masked_fill, aten.index_fill,
+    aten.clamp, aten.clamp_min, aten.clamp_max, aten.constant_pad_nd, aten.threshold,
 }  # fmt: skip
 
 

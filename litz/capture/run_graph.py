@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils.checkpoint import checkpoint
 
-from litz.capture.checkpoint import policy_of
+from litz.capture.checkpoint import contexts_of, policy_of
 from litz.capture.left_as_found import Entered, left_as_found
 
 if TYPE_CHECKING:
@@ -21,8 +22,17 @@ if TYPE_CHECKING:
 
 
 def checkpointed(module: fx.GraphModule, *args: Any) -> Any:
-    """A region under `torch.utils.checkpoint`: a call like any other, which the split may know about."""
-    return module(*args)
+    """A region under `torch.utils.checkpoint`: where a recorder looks on a call like any other, which the split may know
+    about, and by itself what the user has written."""
+    return _under_checkpoint(module, module, args)
+
+
+def _under_checkpoint(region: fx.GraphModule, run: Callable[..., Any], args: Sequence[Any]) -> Any:
+    if not torch.is_grad_enabled():
+        return run(*args)
+    contexts = contexts_of(region)
+    own = {} if contexts is None else {"context_fn": contexts}
+    return checkpoint(run, *args, use_reentrant=False, **own)
 
 
 def run_graph(graph_module: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
@@ -79,7 +89,7 @@ def _not_dropped(input: Any, p: Any = 0.5, train: Any = True, inplace: Any = Fal
 
 def _run_region(body: fx.GraphModule, args: Sequence[Any], recorder: Recorder | None) -> Any:
     if recorder is None:
-        return run_graph(body, args)
+        return _under_checkpoint(body, lambda *given: run_graph(body, given), args)
     return recorder.in_region(lambda: run_graph(body, args, recorder), policy_of(body))
 
 

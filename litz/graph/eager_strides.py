@@ -313,19 +313,24 @@ def _as_eager_views(given: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     those of size one before them; each is cut into dimensions of the view, and the sizes of one before those."""
     if view.dim() < 2 or not isinstance(view, FakeTensor) or 0 in map(likely, view.shape) or not given.dim():
         return view
+    if any(likely(size) == 1 and not isinstance(size, int) for size in (*given.shape, *view.shape)):
+        return view  # at another call it may not be
     strides: list[Any] = [1] * view.dim()
     at, step, stretch, cut = view.dim() - 1, given.stride(-1), 1, 1
     for dim in reversed(range(given.dim())):
         stretch = stretch * given.shape[dim]
-        goes_on = dim and (
-            likely(given.shape[dim - 1]) == 1 or likely(given.stride(dim - 1)) == likely(stretch) * likely(step)
-        )
-        if goes_on:
+        if dim and likely(given.shape[dim - 1]) == 1:
+            continue
+        if dim and likely(given.stride(dim - 1)) == likely(stretch) * likely(step):
+            if sizes((given.stride(dim - 1),)) != sizes((stretch * step,)):
+                return view  # they are the same at this call alone
             continue
         while at >= 0 and (likely(cut) < likely(stretch) or likely(view.shape[at]) == 1):
             strides[at] = cut * step
             cut = cut * view.shape[at]
             at -= 1
+        if sizes((cut,)) != sizes((stretch,)):
+            return view
         if dim:
             step, stretch, cut = given.stride(dim - 1), 1, 1
     if at >= 0 or sizes(strides) == sizes(view.stride()):

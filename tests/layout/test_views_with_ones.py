@@ -58,3 +58,28 @@ def test_a_batch_of_one_is_not_taken_for_channels_last(dynamic: bool) -> None:
         for mine, eager in zip(compiled(x), image(x), strict=True):
             assert mine.stride() == eager.stride()
             torch.testing.assert_close(mine, eager)
+
+
+REMAINDERS = {
+    "a row": lambda k: k[:, :, 0, :, None].reshape(4, 4, 1) * 2,
+    "a row and a factor": lambda k: k[:, :, 0, :, None] @ k[:, :, 0, None, :],
+    "a column": lambda k: k[:, :, :, :1].reshape(4, -1, 1) * 2,
+    "turned": lambda k: k.transpose(1, 2).reshape(2, -1, 8) * 2,
+    "turned, in one": lambda k: (k.transpose(2, 3) * 1).reshape(-1, 1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", REMAINDERS)
+@pytest.mark.parametrize("first", [9, 11])
+def test_what_is_left_of_a_length(name: str, first: int) -> None:
+    """It may be one at the first call, and more at the next."""
+
+    def program(k: torch.Tensor) -> torch.Tensor:
+        length = k.shape[2]
+        return REMAINDERS[name](k[:, :, length // 4 * 4 : length].contiguous())
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="litz", dynamic=True)
+    for length in (first, 11, 14, 9, 15):
+        k = torch.randn(2, 2, length, 4)
+        torch.testing.assert_close(compiled(k), program(k))
