@@ -349,3 +349,14 @@ class ReplayTable:
 
     def __getitem__(self, tensor: object) -> ReplayTable._Entry:
         return self._entry
+
+
+def precision_of_products() -> str:
+    """Of float32: as a whole, or, where libraries were told apart, for which torch has no such word, of each."""
+    import torch
+
+    try:
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:
+        backends = torch.backends
+        return f"mkldnn {backends.mkldnn.matmul.fp32_precision}, cuda {backends.cuda.matmul.fp32_precision}"

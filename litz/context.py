@@ -143,7 +143,10 @@ class Context:
         if self.options.snapshots:
             self.snapshots.append(Snapshot(stage, text))
         if self.options.dump is not None:
-            self._dump(Path(self.options.dump), stage, text)
+            try:
+                self._dump(Path(self.options.dump), stage, text)
+            except OSError as error:
+                self.note_once(f"stages are not written to {self.options.dump}: {error.strerror or error}")
 
     def _dump(self, folder: Path, stage: str, text: str) -> None:
         """A folder for each compile of each process; what it is of stands in front of the text of its first stage."""

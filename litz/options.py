@@ -339,6 +339,9 @@ def _check_decompositions(name: str, value: Any) -> None:
         return
     if not isinstance(value, Mapping) or not all(callable(function) for function in value.values()):
         raise _bad(name, value, accepted)
+    for operator in value:
+        if type(operator).__name__ != "OpOverload":  # to be told without torch
+            raise _bad(name, operator, "keys such as torch.ops.aten.gelu.default")
 
 
 def _check_rules(name: str, value: Any) -> None:

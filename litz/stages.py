@@ -17,7 +17,7 @@ from torch import fx
 
 from litz.capture.apart import apart_from_caller
 from litz.context import Context
-from litz.errors import OptionError, tell
+from litz.errors import LitzError, OptionError, tell
 from litz.graph.signature import Joint
 from litz.loop.ir import Program
 from litz.loop.text import print_program
@@ -90,7 +90,14 @@ def hooked(hooks: Mapping[str, Callable[[Any], Any]] | None, name: str, value: A
     unknown = set(hooks or ()) - set(STAGES)
     if unknown:
         raise OptionError(f"there is no stage {min(unknown)!r} to hook", hint=f"the stages are {', '.join(STAGES)}")
-    found = hooks[name](value) if hooks and name in hooks else None
+    if not hooks or name not in hooks:
+        return value
+    try:
+        found = hooks[name](value)
+    except LitzError:
+        raise
+    except Exception as error:
+        raise OptionError(f"the hook of stage {name!r} raised {type(error).__name__}: {error}") from error
     return value if found is None else found
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from litz.compat import precision_of_products
+
 DEVICES = ("cpu", "cuda")  # that autocast is asked of
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]
 
@@ -75,8 +77,13 @@ def modes_now() -> Modes:
             torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled(),
             torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_cudnn_sdp_enabled(),
         ),
-        torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(),
+        torch._C._get_mkldnn_enabled(), precision_of_products(),
     )  # fmt: skip
+
+
+def _set_precision(precision: str) -> None:
+    if "," not in precision:
+        torch.set_float32_matmul_precision(precision)
 
 
 # What tells each, and what changes it.
@@ -92,7 +99,7 @@ _OF_THE_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] =
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (precision_of_products, _set_precision),
 )
 
 

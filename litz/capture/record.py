@@ -398,7 +398,7 @@ def _overflows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         return False
     most = torch.finfo(result.dtype).max
-    given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    given = {**{spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
     numbers = (given.get(spec.name) for spec in func._schema.arguments if "number" in str(spec.type).lower())
     return any(isinstance(value, (int, float)) and most < abs(value) < float("inf") for value in numbers)
 

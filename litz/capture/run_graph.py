@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def checkpointed(module: fx.GraphModule, *args: Any) -> Any:
-    """A region under `torch.utils.checkpoint`: where a recorder looks on a call like any other, which the split may know
-    about, and by itself what the user has written."""
+    """A region under `torch.utils.checkpoint`: where a recorder looks on a call like any other, which the split may
+    know about, and by itself what the user has written."""
     return _under_checkpoint(module, module, args)
 
 

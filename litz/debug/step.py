@@ -83,10 +83,12 @@ class Subject:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Gradients, buffers and the random numbers to come are afterwards as they were."""
+        """Gradients, buffers, arguments and the random numbers to come are afterwards as they were."""
         tensors = self.tensors
         gradients = [t.grad for t in tensors]
-        buffers = [(b, b.detach().clone()) for m in self.modules for b in m.buffers()]
+        parameters = {id(p) for m in self.modules for p in m.parameters()}
+        own = [t for t in tensors if id(t) not in parameters and t.layout is torch.strided]
+        buffers = [(b, b.detach().clone()) for b in own]
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             try:
@@ -96,7 +98,8 @@ class Subject:
                     tensor.grad = gradient
                 with torch.no_grad():
                     for buffer, value in buffers:
-                        buffer.copy_(value)
+                        if not torch.equal(buffer, value):
+                            buffer.copy_(value)
 
 
 # -- a checkpoint for each layer ----------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch._dynamo
 from torch.utils import _pytree as pytree
 
 import litz
+from litz.debug.step import Subject, mean_square
 from litz.errors import CaptureError
 from litz.explanation.breaks import counted_breaks, counted_since, with_breaks
 from litz.explanation.excerpts import excerpts_for
@@ -50,7 +51,9 @@ def explain(
     step = _step(compiled, args, kwargs, after)
     # Dynamo counts what other backends have compiled of a function among its limit: so many pages would be the last.
     unlimited = torch._dynamo.config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)
-    with watching(gathering), _gradients_kept(written), unlimited:
+    subject = Subject(written, args, kwargs, mean_square)
+    with watching(gathering), subject.undisturbed(), unlimited:
+        subject.forget()
         first = _seconds(step)
         times = [_seconds(step)]
         while sum(times) + times[0] < _MOST_SECONDS * first and len(times) < 10:
@@ -114,22 +117,6 @@ def _step(
             torch.autograd.backward(needing, [torch.ones_like(t) for t in needing])
 
     return step
-
-
-class _gradients_kept:
-    """Parameters, and arguments, have the gradients afterwards that they had before."""
-
-    def __init__(self, model: Any):
-        self._parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-
-    def __enter__(self) -> None:
-        self._kept = [p.grad for p in self._parameters]
-        for p in self._parameters:
-            p.grad = None
-
-    def __exit__(self, *raised: object) -> None:
-        for p, grad in zip(self._parameters, self._kept, strict=True):
-            p.grad = grad
 
 
 def _seconds(step: Callable[[], None]) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from litz.compat import precision_of_products
 from litz.context import Lasting
 
 aten = torch.ops.aten
@@ -92,7 +93,7 @@ def milliseconds_a_byte(device: torch.device, cache: Lasting | None) -> float | 
 def _kept(question: str, cache: Lasting | None, device: torch.device, answer: Callable[[], float]) -> float | None:
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         return None
-    about = f"{question} on {torch.cuda.get_device_name(device)}, torch {torch.__version__}, {_precision()}"
+    about = f"{question} on {torch.cuda.get_device_name(device)}, torch {torch.__version__}, {precision_of_products()}"
     if about in _KNOWN:
         return _KNOWN[about]
     key = blake2b(about.encode(), digest_size=20).hexdigest()
@@ -112,10 +113,6 @@ def _kept(question: str, cache: Lasting | None, device: torch.device, answer: Ca
 
 
 _KNOWN: dict[str, float] = {}  # process-wide, as the devices are
-
-
-def _precision() -> str:
-    return torch.get_float32_matmul_precision()
 
 
 def _tried(product: Product) -> float:

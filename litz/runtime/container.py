@@ -58,7 +58,10 @@ def unpack(data: bytes | memoryview) -> Any:
     if blake2b(view[:-_DIGEST], digest_size=_DIGEST).digest() != view[-_DIGEST:]:
         raise Unreadable("it is damaged: what it says of itself is not what it is")
     at = _START.size + length
-    lengths, written = json.loads(bytes(view[_START.size : at]))
+    try:
+        lengths, written = json.loads(bytes(view[_START.size : at]))
+    except (ValueError, TypeError, RecursionError) as error:  # written so by somebody else
+        raise Unreadable(f"its head is none of Litz's: {type(error).__name__}: {error}") from error
     blobs = []
     for size in lengths:
         at += -at % ALIGNMENT
