@@ -7,6 +7,7 @@ else the machine does, it does to all of them.
 
 from __future__ import annotations
 
+import math
 import runpy
 import statistics
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from litz.errors import CallError
+from litz.errors import CallError, OptionError
 from litz.report import HISTORY, Report
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def bench(
     """`model` and `inputs` are the names of both in the script; `seconds` go to each contender."""
     import torch
 
+    if not 0 < seconds < math.inf:
+        raise OptionError(f"a time of {seconds} seconds is not one to measure in", hint="such as --seconds 5")
     function, (args, kwargs) = _defined(script, model, inputs)
     if isinstance(function, torch.nn.Module):
         function.train(training)

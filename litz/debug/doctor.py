@@ -51,12 +51,12 @@ def _processor() -> Iterator[Finding]:
     import torch
 
     from litz.compat import openmp_library, torch_library
-    from litz.errors import UnsupportedPlatform
+    from litz.errors import LitzError
     from litz.target import detect
 
     try:
         yield Finding("processor", str(detect(None)))
-    except UnsupportedPlatform as error:
+    except LitzError as error:
         yield Finding("processor", str(error), well=False)
     yield Finding("threads", f"{torch.get_num_threads()} of {os.cpu_count()} processors")
     for what, path in (("OpenMP", openmp_library()), ("torch's library", torch_library())):

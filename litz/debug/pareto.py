@@ -160,9 +160,9 @@ def _check(points: int, beside: Sequence[str], pytorch_budgets: Sequence[float],
     for value in pytorch_budgets:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise OptionError(f"pytorch_budgets are numbers from 0 to 1, not {value!r}")
-    unknown = set(beside) - set(BESIDE)
+    unknown = [name for name in beside if name not in BESIDE]
     if unknown:
-        raise OptionError(f"beside names {', '.join(map(repr, BESIDE))}, not {min(unknown)!r}")
+        raise OptionError(f"beside names {', '.join(map(repr, BESIDE))}, not {unknown[0]!r}")
 
 
 class _Sweep:

@@ -95,8 +95,13 @@ class Reproduction:
         file = path / "__init__.py" if path.is_dir() else path
         if not file.is_file():
             raise ParseError(f"there is no reproduction at {path}", hint="litz.debug_compile makes such a folder")
-        text = file.read_text()
-        space = load(file)
+        try:
+            text, space = file.read_text(), load(file)
+        except Exception as error:  # whatever somebody else's file does
+            raise ParseError(
+                f"{file} is no reproduction: it raised {type(error).__name__}: {error}",
+                hint="litz.debug_compile makes folders that can be read, and litz minify files",
+            ) from error
         missing = [name for name in ("Graph", "inputs", "how") if name not in space]
         if missing:
             raise ParseError(f"{file} does not define {missing[0]}: it was not made by litz.debug_compile")

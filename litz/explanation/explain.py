@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import litz
 from litz.debug.step import Subject, mean_square
-from litz.errors import CaptureError
+from litz.errors import CaptureError, OptionError
 from litz.explanation.breaks import counted_breaks, counted_since, with_breaks
 from litz.explanation.excerpts import excerpts_for
 from litz.explanation.explanation import Explanation, Made
@@ -45,6 +45,8 @@ def explain(
     of parameters are left as they were. A model that is compiled already is seen anew.
     """
     Options.parse(dict(options or {}))
+    if not callable(model):
+        raise OptionError(f"a {type(model).__name__} cannot be called", hint="give a module or a function")
     written = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     gathering, before = Gathering(), counted_breaks()
     compiled = torch.compile(written, backend=_own_backend(options))

@@ -26,6 +26,9 @@ def explain_file(file: Path, output: Path, arguments: Sequence[str] = ()) -> Exp
     if not file.is_file():
         raise CallError(f"there is no file {file}", hint="litz explain takes a script, or a page that it has made")
     if file.suffix in (".html", ".htm"):
+        if arguments:
+            told = f"{file} is a page, and takes no arguments: {' '.join(arguments)}"
+            raise CallError(told, hint="options stand before it: litz explain -o new.html page.html")
         explanation = read_page(file)
     else:
         explanation = explain_script(file, arguments)
