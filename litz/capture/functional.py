@@ -113,7 +113,7 @@ class Functional(FunctionalTensorMode):
 
     def _as_it_lies(self, tensor: FunctionalTensor) -> torch.Tensor:
         """What was written to, with the gaps that its memory has."""
-        if unwrap(tensor).stride() == tensor.stride():
+        if sizes(unwrap(tensor).stride()) == sizes(tensor.stride()):
             return tensor
         with self:
             lying = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
