@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from litz.debug.reduce import (
+    Ahead,
     bypassing,
     described,
     sharing_inputs,
@@ -113,7 +114,9 @@ def _read(what: Path, folder: Path, slower_than: float | None) -> Reproduction:
 
 
 def _failure(start: Reproduction, trials: Trials) -> Symptom:
-    symptom = trials(start, again=True)
+    # Whether it fails without any optimisation is asked next; where times do not matter, meanwhile.
+    both = [start, _with_fuel(start, 0)] if start.slower_than is None else [start]
+    symptom = trials.together(both, again=True)[0]
     if symptom.kind in ("none", "invalid"):
         raise NothingToMinify(
             f"there is no failure of Litz to look for: {symptom}",
@@ -127,30 +130,36 @@ def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit
 
     patience = _patience(wanted)
 
-    def tried(fuel: int) -> Symptom:
-        return trials(replace(start, options={**start.options, "fuel": fuel}), patience, again=True)
+    def tried(*fuel: int) -> list[Symptom]:
+        return trials.together([_with_fuel(start, n) for n in fuel], patience, again=True)
 
-    below, above = tried(0), wanted
+    (below,), above = tried(0), wanted
     if below.is_like(wanted):
         return None
     most = len(wanted.spent) or 1  # with so much it has failed
-    while not wanted.spent and not (above := tried(most)).is_like(wanted):
+    while not wanted.spent and not (above := tried(most)[0]).is_like(wanted):
         most *= 2
         if most > MOST_FUEL:
             return None  # it comes and goes
     least = 0
     while most - least > 1:
-        middle = (least + most) // 2
-        found = tried(middle)
-        if _comes_by(found, below, above, wanted):
-            most, above = middle, found
-        else:
+        # Two at a time, but where it is their time that counts.
+        parts = 2 if wanted.kind == "slow" else 3
+        points = sorted({least + (most - least) * part // parts for part in range(1, parts)} - {least})
+        for middle, found in zip(points, tried(*points), strict=True):
+            if _comes_by(found, below, above, wanted):
+                most, above = middle, found
+                break
             least, below = middle, found
-    found = tried(most)
+    (found,) = tried(most)
     if not _comes_by(found, below, found, wanted):
         return None
     # Fewer are known where one did not get as far as to say so.
     return Culprit(most, found.spent[-1] if len(found.spent) >= most else "")
+
+
+def _with_fuel(start: Reproduction, fuel: int) -> Reproduction:
+    return replace(start, options={**start.options, "fuel": fuel})
 
 
 def _comes_by(found: Symptom, below: Symptom, above: Symptom, wanted: Symptom) -> bool:
@@ -184,19 +193,23 @@ def _smallest(
             return True
         return False
 
+    def ahead(candidates: list[Reproduction]) -> None:
+        if wanted.kind != "slow":
+            trials.together(candidates, patience)
+
     best = start
     while True:
         before = (best.calls, best.given)
-        for name, step in _steps(folder):
+        for name, step in _steps(folder, ahead):
             best = step(best, shows)
             tell(f"{name}: {best.calls} calls, {len(best.given)} inputs, after {trials.run} trials")
         if (best.calls, best.given) == before:
             return best
 
 
-def _steps(folder: Path) -> tuple[tuple[str, Callable[..., Any]], ...]:
+def _steps(folder: Path, ahead: Ahead) -> tuple[tuple[str, Callable[..., Any]], ...]:
     return (
-        ("fewer nodes", lambda best, shows: without_nodes(best, shows, folder)),
+        ("fewer nodes", lambda best, shows: without_nodes(best, shows, folder, ahead)),
         ("fewer results", without_results),
         ("fewer graphs inside", without_graphs_inside),
         ("shorter ways", bypassing),

@@ -25,35 +25,51 @@ from litz.debug.graph_text import graph_module
 from litz.debug.reproduction import Reproduction
 
 Shows = Callable[[Reproduction], bool]
+Ahead = Callable[[list[Reproduction]], None]
 _SMALL = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)  # sizes to try, besides halves
 _MOST_TRIED = 6  # for one size
 _PLACES = 8  # that a graph is looked at in, before its halves are
 
 
 # -- nodes -------------------------------------------------------------------------------------------
-def without_nodes(whole: Reproduction, shows: Shows, folder: Path) -> Reproduction:
-    """As few nodes as show it: each of what is left is needed."""
+def without_nodes(
+    whole: Reproduction, shows: Shows, folder: Path, ahead: Ahead = lambda candidates: None
+) -> Reproduction:
+    """As few nodes as show it: each of what is left is needed. `ahead` is told of what will be asked about, if the
+    answers before are no."""
     values = _Values(whole).computed()
     calls = [node for node in whole.graph.nodes if node.op.startswith("call")]
+
+    def first_of(parts: Sequence[Sequence[fx.Node]]) -> tuple[Reproduction, Sequence[fx.Node]] | None:
+        """The first of these parts that shows it. They are tried two at a time."""
+        for at in range(0, len(parts), 2):
+            made = [(_part(whole, part, values, folder), part) for part in parts[at : at + 2]]
+            graphs = [(graph, part) for graph, part in made if graph is not None]
+            ahead([graph for graph, _ in graphs])
+            for graph, part in graphs:
+                if shows(graph):
+                    return graph, part
+        return None
+
     best, kept = whole, calls
     # What fails is often in one place; a small part is tried in a fraction of the time that a half takes.
     width = -(-len(calls) // _PLACES)
-    for at in range(0, len(calls), width) if len(calls) > _PLACES else ():
-        part = _part(whole, calls[at : at + width], values, folder)
-        if part is not None and shows(part):
-            best, kept = part, calls[at : at + width]
-            break
+    places = [calls[at : at + width] for at in range(0, len(calls), width)] if len(calls) > _PLACES else []
+    found = first_of(places)
+    if found is not None:
+        best, kept = found[0], [*found[1]]
     run = max(1, len(kept) // 2)
     while kept:
         before = len(kept)
         at = 0
         while at < len(kept):
-            fewer = kept[:at] + kept[at + run :]
-            smaller = _part(whole, fewer, values, folder) if fewer else None
-            if smaller is not None and shows(smaller):
-                best, kept = smaller, fewer
-            else:
-                at += run
+            starts = range(at, len(kept), run)
+            found = first_of([fewer for start in starts if (fewer := kept[:start] + kept[start + run :])])
+            if found is None:
+                break
+            best, fewer = found[0], [*found[1]]
+            at = next(place for place, node in enumerate(kept) if node not in fewer)
+            kept = fewer
         if run == 1 and len(kept) == before:
             break
         run = max(1, min(run // 2, len(kept) // 2))

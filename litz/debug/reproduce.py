@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import textwrap
 import time
@@ -150,7 +151,9 @@ def _keep(runs: tuple[_Run, _Run | None], made: Sequence[Any], file: Path) -> No
     small = [run and replace(run, inputs=_but(run.inputs, as_made)) for run in runs]
     kept = sum(x.nbytes for x in pytree.tree_leaves([vars(run) for run in small if run]) if isinstance(x, torch.Tensor))
     if kept <= MOST_KNOWN:
-        torch.save(small, file)
+        part = file.with_name(f"{file.name}.{os.getpid()}")  # others may be about to read it
+        torch.save(small, part)
+        os.replace(part, file)
 
 
 def _run_first(

@@ -1,32 +1,26 @@
-"""Trials: a reproduction is run in a process of its own, with a limit on its time, and its symptom comes back.
+"""Trials: reproductions are run in processes of their own, with a limit on their time, and their symptoms come back.
 
-In: a `Reproduction`. Out: its `Symptom`, whatever it does: raise, end by a signal, never end. What was tried is written
-down in the folder, so that a search which was stopped, and begins again, goes on where it was.
+In: a `Reproduction`. Out: its `Symptom`. What was tried is written down in the folder, so that a search which was
+stopped, and begins again, goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from litz.debug.reproduce import CALL, EAGER, Symptom, slow_for_certain
+from litz.debug.reproduce import Symptom
 from litz.debug.reproduction import Reproduction
-from litz.errors import LitzError
+from litz.debug.runner import Runner
 from litz.source import source_digest
 
-_ASLEEP = 4  # times the limit: so long a process may take that does not work
-_TICKS = os.sysconf("SC_CLK_TCK")
+_SIDE_BY_SIDE = min(2, os.cpu_count() or 1)
 
 
 class Trials:
@@ -37,33 +31,61 @@ class Trials:
         folder.mkdir(parents=True, exist_ok=True)
         self._ledger = folder / "tried.jsonl"
         self._known = dict(self._read())
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._lines, self._ready = b"", False
+        self._runners = [Runner() for _ in range(_SIDE_BY_SIDE)]
 
     def __enter__(self) -> Trials:
-        self._begin()  # it has much to load, which takes as long as to read what is to be tried
+        for runner in self._runners:
+            runner.begin()  # they have much to load, which takes as long as to read what is to be tried
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._zygote is not None:
-            self._end_zygote()
+        for runner in self._runners:
+            runner.end()
 
     def __call__(self, reproduction: Reproduction, limit: float | None = None, again: bool = False) -> Symptom:
         """`limit`: less than the usual one, where that is known to be enough. `again`: with other options it will be
         tried again, for which its results in eager are kept."""
-        text, limit = reproduction.text(), min(limit or self.limit, self.limit)
-        key = blake2b(f"{source_digest()} {text}".encode(), digest_size=12).hexdigest()
+        return self.together([reproduction], limit, again)[0]
+
+    def together(
+        self, reproductions: list[Reproduction], limit: float | None = None, again: bool = False
+    ) -> list[Symptom]:
+        """Side by side, as far as there are processors: times mean nothing then."""
+        limit = min(limit or self.limit, self.limit)
+        texts = [reproduction.text() for reproduction in reproductions]
+        keys = [blake2b(f"{source_digest()} {text}".encode(), digest_size=12).hexdigest() for text in texts]
+        new = {key: place for place, key in enumerate(keys) if not self._is_known(key, limit)}
+        for first in range(0, len(new), len(self._runners)):
+            some = list(new.items())[first : first + len(self._runners)]
+            for runner_number, (_, place) in enumerate(some):
+                self._file(runner_number).write_text(texts[place])
+            kept = [self._results_of(reproductions[place]) if again else None for _, place in some]
+            found = self._run([(self._file(number), known, limit) for number, known in enumerate(kept)])
+            for (key, _), symptom in zip(some, found, strict=True):
+                self._known[key] = symptom, limit
+                self.run += 1
+                with open(self._ledger, "a") as ledger:
+                    ledger.write(json.dumps([key, limit, asdict(symptom)]) + "\n")
+        return [self._known[key][0] for key in keys]
+
+    def _run(self, tasks: list[tuple[Path, Path | None, float]]) -> list[Symptom]:
+        if len(tasks) == 1:
+            return [self._runners[0].run(*tasks[0])]
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            waiting = [pool.submit(runner.run, *task) for runner, task in zip(self._runners, tasks, strict=False)]
+            try:
+                return [one.result() for one in waiting]
+            except BaseException:  # who asks is interrupted: nobody waits for the answers
+                for runner in self._runners:
+                    runner.kill()
+                raise
+
+    def _is_known(self, key: str, limit: float) -> bool:
         found, given = self._known.get(key, (None, 0.0))
-        if found is None or (found.kind == "hang" and given < limit / 2):  # then it has not had its time
-            file = self.folder / "trial.py"
-            file.write_text(text)
-            known = self._results_of(reproduction) if again else None
-            found = self._run(file, known, limit)
-            self._known[key] = found, limit
-            self.run += 1
-            with open(self._ledger, "a") as ledger:
-                ledger.write(json.dumps([key, limit, asdict(found)]) + "\n")
-        return found
+        return found is not None and not (found.kind == "hang" and given < limit / 2)  # then it has not had its time
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"trial_{number}.py"
 
     def _read(self) -> Iterator[tuple[str, tuple[Symptom, float]]]:
         if not self._ledger.exists():
@@ -82,107 +104,6 @@ class Trials:
     def _results_of(self, reproduction: Reproduction) -> Path:
         text = replace(reproduction, options={}).text()
         return self.folder / f"results_{blake2b(text.encode(), digest_size=6).hexdigest()}.pt"
-
-    def _run(self, file: Path, known: Path | None, limit: float) -> Symptom:
-        zygote = self._started()
-        assert zygote.stdin is not None
-        zygote.stdin.write(json.dumps([str(file), known and str(known)]).encode() + b"\n")
-        zygote.stdin.flush()
-        stage, found, failed, pid, killed, worked = EAGER, None, None, None, False, 0.0
-        in_call = float("inf")  # how much work is allowed there
-        applied: list[str] = []
-        begun = time.monotonic()
-        while True:
-            for message in self._heard(zygote):
-                pid = message.get("pid", pid)
-                if "stage" in message and pid is not None:
-                    stage, worked = message["stage"], _worked(pid)
-                failed, in_call = message.get("failed", failed), message.get("allowed", in_call)
-                if "applied" in message:
-                    _note(applied, message["applied"])
-                if "symptom" in message:
-                    found = Symptom(**{**message["symptom"], "spent": tuple(message["symptom"]["spent"])})
-                if "ended" in message:
-                    if found is None and killed:
-                        found = Symptom("hang", "no end", stage, f"it worked for {limit:.0f} seconds", seconds=worked)
-                    found = found or self._without_word(message["ended"], stage, failed)
-                    if stage == EAGER and found.kind in ("hang", "signal"):
-                        return Symptom("invalid", found.what, told=str(found))
-                    return found if found.spent else replace(found, spent=tuple(applied))
-            if zygote.poll() is not None:
-                self._end_zygote()
-                return Symptom("signal", "the end of all trials", stage)
-            passed, is_slow = time.monotonic() - begun, False
-            if pid is not None and found is None and stage == CALL:
-                is_slow = _worked(pid) - worked > in_call
-            if pid is not None and not killed and (is_slow or _worked(pid) > limit or passed > _ASLEEP * limit):
-                killed = True
-                found = slow_for_certain(in_call) if is_slow else None
-                with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-
-    def _without_word(self, status: int, stage: str, failed: str | None) -> Symptom:
-        if failed is not None:
-            return Symptom("invalid", "the file", told=failed)
-        code = os.waitstatus_to_exitcode(status)
-        return Symptom("signal", signal.Signals(-code).name if code < 0 else f"exit status {code}", stage)
-
-    def _heard(self, zygote: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
-        assert zygote.stdout is not None
-        if not select.select([zygote.stdout], [], [], 0.2)[0]:
-            return []
-        self._lines += os.read(zygote.stdout.fileno(), 1 << 16)
-        *whole, self._lines = self._lines.split(b"\n")
-        return [json.loads(line) for line in whole]
-
-    def _begin(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "LITZ_CACHE": "0"}  # what is kept must not answer for what is tried
-        folder = str(Path(__file__).parent.parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "litz.debug.zygote"], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self._lines, self._ready = b"", False
-        return self._zygote
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        zygote = self._zygote or self._begin()
-        while not self._ready:
-            self._ready = any("ready" in message for message in self._heard(zygote))
-            if zygote.poll() is not None:
-                assert zygote.stderr is not None
-                told = zygote.stderr.read().decode(errors="replace")
-                raise LitzError(f"the process for trials does not start: {told[-2000:]}")
-        return zygote
-
-    def _end_zygote(self) -> None:
-        zygote, self._zygote = self._zygote, None
-        assert zygote is not None and zygote.stdin is not None
-        with suppress(BrokenPipeError):
-            zygote.stdin.close()
-        try:
-            zygote.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            zygote.kill()
-            zygote.wait()
-
-
-def _note(applied: list[str], what: str) -> None:
-    """One that is a rule is told of twice, the second time with where it is written."""
-    if applied and what.startswith(f"{applied[-1]} ("):
-        applied[-1] = what
-    else:
-        applied.append(what)
-
-
-def _worked(pid: int) -> float:
-    """Seconds of the processor that it has had, where that is known: on a busy machine a trial is only slow."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 __all__ = ["Trials"]

@@ -143,25 +143,29 @@ from litz.debug.trials import Trials
 
 graph = fx.Graph()
 graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
-setup = "import os, pathlib, time\\npathlib.Path('pid').write_text(str(os.getpid()))\\ntime.sleep(600)"
-asleep = Reproduction(graph, (Given((3,), torch.float32, "torch.randn({sizes})"),), setup=setup)
+def asleep(name):
+    setup = f"import os, pathlib, time\\npathlib.Path('{name}').write_text(str(os.getpid()))\\ntime.sleep(600)"
+    return Reproduction(graph, (Given((3,), torch.float32, "torch.randn({sizes})"),), setup=setup)
+
 with Trials(Path("trials"), 600) as trials:
-    trials(asleep)
+    trials.together([asleep("first"), asleep("second")][:int(sys.argv[1])])
 """
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_what_is_tried_ends_with_who_asks_for_it(how: signal.Signals, tmp_path: Path) -> None:
-    asks = subprocess.Popen([sys.executable, "-c", ASKS], env=ENVIRONMENT, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    file = tmp_path / "pid"
-    while not (file.exists() and file.read_text()):
+def test_what_is_tried_ends_with_who_asks_for_it(how: signal.Signals, count: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ASKS, str(count)]
+    asks = subprocess.Popen(command, env=ENVIRONMENT, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    files = [tmp_path / name for name in ("first", "second")[:count]]
+    while not all(file.exists() and file.read_text() for file in files):
         assert asks.poll() is None
         time.sleep(0.05)
     asks.send_signal(how)
     asks.wait()
     deadline = time.monotonic() + 20
-    while is_running(int(file.read_text())):
+    while any(is_running(int(file.read_text())) for file in files):
         assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.05)
 
