@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_defaults_are_valid_and_frozen() -> None:
         ({"cost": "profiled"}, ["'ceilings'", "did you mean 'profile'"]),
         ({"inner_compile": 7}, ["function"]),
         ({"decompositions": {"add": 7}}, ["mapping"]),
+        ({"decompositions": {"add": len}}, ["torch.ops.aten.gelu.default"]),
         ({"decompositions": [1]}, ["mapping"]),
         ([("freeze", True)], ["mapping"]),
     ],
@@ -89,7 +91,7 @@ def test_a_mistake_names_what_is_accepted(values: dict, names: list[str]) -> Non
         {"matmul": "library"},
         {"never_slower": False},
         {"inner_compile": lambda graph, inputs: graph},
-        {"decompositions": {"aten.add": lambda a, b: a + b}},
+        {"decompositions": {torch.ops.aten.add.Tensor: lambda a, b: a + b}},
     ],
 )
 def test_accepted_values(values: dict) -> None:
