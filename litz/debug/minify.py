@@ -115,7 +115,7 @@ def _read(what: Path, folder: Path, slower_than: float | None) -> Reproduction:
 
 def _failure(start: Reproduction, trials: Trials) -> Symptom:
     # Whether it fails without any optimisation is asked next; where times do not matter, meanwhile.
-    both = [start, _with_fuel(start, 0)] if start.slower_than is None else [start]
+    both = [start, _with_fuel(start, 0)][: trials.width if start.slower_than is None else 1]
     symptom = trials.together(both, again=True)[0]
     if symptom.kind in ("none", "invalid"):
         raise NothingToMinify(
@@ -143,8 +143,7 @@ def bisect_fuel(start: Reproduction, wanted: Symptom, trials: Trials) -> Culprit
             return None  # it comes and goes
     least = 0
     while most - least > 1:
-        # Two at a time, but where it is their time that counts.
-        parts = 2 if wanted.kind == "slow" else 3
+        parts = 1 + (1 if wanted.kind == "slow" else trials.width)  # one at a time where it is their time that counts
         points = sorted({least + (most - least) * part // parts for part in range(1, parts)} - {least})
         for middle, found in zip(points, tried(*points), strict=True):
             if _comes_by(found, below, above, wanted):
@@ -194,7 +193,7 @@ def _smallest(
         return False
 
     def ahead(candidates: list[Reproduction]) -> None:
-        if wanted.kind != "slow":
+        if wanted.kind != "slow" and trials.width > 1:
             trials.together(candidates, patience)
 
     best = start

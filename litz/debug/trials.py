@@ -20,18 +20,24 @@ from litz.debug.reproduction import Reproduction
 from litz.debug.runner import Runner
 from litz.source import source_digest
 
-_SIDE_BY_SIDE = min(2, os.cpu_count() or 1)
+_PROCESSORS = 4  # that a trial keeps busy, more or less: kernels are built on all there are
 
 
 class Trials:
-    def __init__(self, folder: Path, limit: float):
-        """`limit`: seconds of work after which a trial has no end."""
+    def __init__(self, folder: Path, limit: float, width: int | None = None):
+        """`limit`: seconds of work after which a trial has no end. `width`: how many are tried side by side."""
         self.folder, self.limit = folder, limit
         self.run = 0  # not counting what was known
         folder.mkdir(parents=True, exist_ok=True)
         self._ledger = folder / "tried.jsonl"
         self._known = dict(self._read())
-        self._runners = [Runner() for _ in range(_SIDE_BY_SIDE)]
+        usual = max(1, min(2, (os.cpu_count() or 1) // _PROCESSORS))
+        self._runners = [Runner() for _ in range(width or usual)]
+
+    @property
+    def width(self) -> int:
+        """How many are worth asking about at once."""
+        return len(self._runners)
 
     def __enter__(self) -> Trials:
         for runner in self._runners:

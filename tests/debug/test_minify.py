@@ -147,8 +147,9 @@ def asleep(name):
     setup = f"import os, pathlib, time\\npathlib.Path('{name}').write_text(str(os.getpid()))\\ntime.sleep(600)"
     return Reproduction(graph, (Given((3,), torch.float32, "torch.randn({sizes})"),), setup=setup)
 
-with Trials(Path("trials"), 600) as trials:
-    trials.together([asleep("first"), asleep("second")][:int(sys.argv[1])])
+count = int(sys.argv[1])
+with Trials(Path("trials"), 600, count) as trials:
+    trials.together([asleep("first"), asleep("second")][:count])
 """
 
 
