@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import litz
+from litz.aot.shared_library import find_linker
 from litz.errors import CacheError, CallError, CompileError
 
 
@@ -46,10 +47,9 @@ def test_what_was_there_stays_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     file = tmp_path / name
-    try:
-        litz.aot_compile(lambda x: x * 2, (torch.ones(3),), path=file)
-    except CompileError:
+    if file.suffix == ".so" and find_linker() is None:
         pytest.skip("there is no linker on this machine")
+    litz.aot_compile(lambda x: x * 2, (torch.ones(3),), path=file)
     before = file.read_bytes()
 
     def fail(*_: object) -> None:
