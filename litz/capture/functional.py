@@ -122,7 +122,7 @@ class Functional(FunctionalTensorMode):
     def _lay_out_as_before(self, func: Any, args: Any, kwargs: Any) -> None:
         """What was written to, and what it is a view of, where the new value lies otherwise than the tensor: what comes
         after asks the value whether a view can be had, and in which order numbers are drawn."""
-        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        given = _by_name(func, args, kwargs)
         for spec in func._schema.arguments:
             written = given.get(spec.name)
             if spec.alias_info is None or not spec.alias_info.is_write or not isinstance(written, FunctionalTensor):
@@ -156,7 +156,7 @@ class Functional(FunctionalTensorMode):
         place several times. Of values, none is a part of another, and what is put into an expanded one is lost; what is
         put into a part of it is not seen in its other parts, and in memory as a sum of differences, which rounds. And
         the gradient of what was reshaped in place does not know of writes through views from before."""
-        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        given = _by_name(func, args, kwargs)
         tensors = {name: value for name, value in given.items() if isinstance(value, FunctionalTensor)}
         for spec in func._schema.arguments:
             if spec.alias_info is None or not spec.alias_info.is_write or spec.name not in tensors:
@@ -296,6 +296,10 @@ def _keeps_nothing(func: Any, args: Any) -> bool:
 
 def _is_one(number: Any) -> bool:
     return isinstance(number, (int, float)) and number == 1
+
+
+def _by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
 
 
 def _is_view(func: Any) -> bool:
